@@ -16,8 +16,12 @@ from warpattn.sequences import Dense, Ragged, Sequence
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 TOKENS = 16384
 DOCUMENTS = 32
+GROUPS = (  # batch, sequence, query heads, key heads, causal: beside the required one of "groups"
+    (1, 16384, 32, 8, True), (16, 1024, 64, 8, True), (8, 2048, 32, 8, True), (1, 32768, 28, 4, True),
+    (4, 4096, 64, 8, False),
+)  # fmt: skip
 ROWS = 1024  # whose scores in fp32 exist at a time
-KINDS = ("full", "causal", "window", "groups", "documents", "equal", "soft-cap", "alibi", "both")
+KINDS = ("full", "causal", "window", "groups", "more-groups", "documents", "equal", "soft-cap", "alibi", "both")
 
 
 @dataclass(frozen=True)
@@ -186,6 +190,9 @@ def _of_kind(kind: str, dim: int, dim_v: int | None) -> Iterator[Case]:
         yield Case(1, TOKENS, heads, dim, True, window=1024)
     elif kind == "groups":
         yield Case(4, 4096, 64, dim, True, heads_kv=8)
+    elif kind == "more-groups":
+        for batch, seq, q_heads, kv, causal in GROUPS:
+            yield Case(batch, seq, q_heads, dim, causal, heads_kv=kv)
     elif kind == "documents":
         yield Case(1, TOKENS, heads, dim, True, lengths=document_lengths())
     elif kind == "equal":

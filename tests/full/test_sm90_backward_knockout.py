@@ -81,7 +81,12 @@ CASES = {
         [*SINGLE, ("ttng.wait_barrier", "rings.q.consumer_wait(following)", BY_PRODUCT)],
     ),
     "attending warpgroups add": (replace(PLAIN, dim=192, dim_v=128), [*SHARES, *ADDING]),
-    "fixed order": (Case(400, 500, mask=SHORT, deterministic=True, heads=2), [*SINGLE, *SHARES, *FIXED, CLEARED]),
+    "fixed order": (
+        Case(400, 500, mask=SHORT, deterministic=True, heads=2, heads_kv=2), [*SINGLE, *SHARES, *FIXED, CLEARED]
+    ),
+    "fixed order side by side": (
+        Case(400, 500, mask=SHORT, deterministic=True, heads=2), [*SINGLE, *SHARES, *FIXED, CLEARED]
+    ),
     "ragged": (Case(400, 740, mask=WINDOW, lengths=((100, 440), (300, 300))), SHARES),
     "score": (replace(PLAIN, score=SoftCap(20.0)), SHARES),
 }

@@ -51,6 +51,7 @@ class Case:
     deterministic: bool = False
     limit: float = LIMIT
     section: int = 0  # heads whose key tiles are numbered together; 0: the plan's
+    at_once: int = 0  # CTAs that run at once, with a section; 0: the plan's
     lengths: tuple[tuple[int, int], ...] = ()  # queries and keys of each sequence, where they are end to end
     arch: str = "sm90"
 
@@ -128,7 +129,8 @@ def launches(case: Case, x: Gradients, inputs: dict[str, Tensor]) -> tuple[Launc
     choose, list_backward_launches = KERNELS[case.arch]
     choice = choose(forward.problem, ARCHS[case.arch], case.deterministic)
     if case.section and choice.order is not None:
-        choice = replace(choice, order=replace(choice.order, section=case.section))
+        order = replace(choice.order, section=case.section, at_once=case.at_once or choice.order.at_once)
+        choice = replace(choice, order=order)
     backward = CheckedBackward.of(forward, case.deterministic)
     return list_backward_launches(backward, x, case.sequence, choice)
 

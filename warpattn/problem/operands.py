@@ -137,6 +137,12 @@ def is_masked(problem: Problem) -> bool:
     return code[keep] != ("const", "bool", "True")
 
 
+def sees_first_keys(problem: Problem) -> bool:
+    """Whether what the mask lets each row see begins with key 0, as far as its interval of keys tells."""
+    code, (_, first, *_), _ = cast("tuple[tuple, tuple, tuple]", problem.mask)
+    return code[first] == ("const", "int", "0")
+
+
 def without_keys(x: Operands) -> None:
     """Results of rows that have no key at all: zeros, or NaN of a head whose sink is NaN or +inf."""
     sinks = x.out.new_full(x.out.shape[-2:-1], -torch.inf, dtype=torch.float32) if x.sinks is None else x.sinks

@@ -1,5 +1,7 @@
 """The project's Hopper backward in the simulator: right gradients and no findings under every schedule."""
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -17,13 +19,30 @@ from tests.sim.backward import (
     simulated,
     tolerances,
 )
-from warpattn.masks import Causal, CustomMask, Document, Materialized, Padding, Prefix, SlidingWindow
+from warpattn.language.expr import load
+from warpattn.masks import Causal, CustomMask, Document, Mask, Materialized, Padding, Prefix, SlidingWindow
+from warpattn.masks.program import Span
 from warpattn.problem.backward import fitted_gradients, write_back
 from warpattn.runtime.simulate import Options, run_launch
 from warpattn.scores import ALiBi, Bias, CustomScore, SoftCap
+from warpattn.sim.ops import hopper
 
 SCHEDULES = [("eager", 0), ("lazy", 0), ("adversarial", 0), *(("random", seed) for seed in range(3))]
 VISIBLE = torch.rand(1, 1, 140, 140, generator=torch.Generator().manual_seed(1)) < 0.7
+
+
+@dataclass(frozen=True, eq=False)
+class Behind(Mask):
+    """k <= q - back[h]: each head has a staircase of its own."""
+
+    back: torch.Tensor
+
+    def keep(self, b, h, q, k, lens=None):
+        return k <= q - load(self.back, h)
+
+    def kv_span(self, b, h, q_lo, q_hi, lens):
+        return Span(0, 0, q_lo + 1 - load(self.back, h), q_hi + 1 - load(self.back, h))
+
 
 CASES = {
     "full": Case(128, 128),
@@ -31,6 +50,19 @@ CASES = {
     "causal": Case(200, 264, dim=128, mask=Causal()),
     "groups": Case(100, 140, heads=4, heads_kv=2, batch=2, mask=Causal()),
     "sections": Case(100, 140, heads=6, heads_kv=3, mask=Causal(), section=2),
+    "groups-laps": Case(300, 500, heads=10, heads_kv=2, mask=Causal(), section=1),
+    "groups-full": Case(100, 140, heads=6, heads_kv=2),
+    "groups-window": Case(300, 300, heads=6, heads_kv=2, mask=SlidingWindow(70) & Causal()),
+    "groups-padding": Case(140, 300, heads=4, heads_kv=2, batch=2, mask=Padding(torch.tensor([90, 0])), section=1),
+    "groups-more-queries": Case(300, 100, heads=8, mask=Causal()),
+    "groups-by-head": Case(
+        200, 200, heads=6, heads_kv=2, mask=Behind(torch.tensor([0, 150, 70, 0, 200, 10])), section=1
+    ),
+    "groups-score": Case(140, 140, heads=4, heads_kv=2, score=ALiBi(torch.tensor([0.5, 0.1, 0.7, 0.2])), mask=Causal()),
+    "groups-ragged": Case(
+        0, 0, lengths=((100, 150), (0, 40), (30, 0), (200, 300), (130, 30)), dim=128, heads=6, heads_kv=2,
+        mask=Causal(), section=1,
+    ),
     "odd-dims": Case(70, 70, dim=72, dim_v=40, dtype=torch.float16),
     "tiny": Case(1, 3, dim=8, mask=Causal()),
     "wide-values": Case(70, 70, dim=40, dim_v=128, mask=Causal()),
@@ -60,10 +92,19 @@ CASES = {
         sinks=True, dlse=True,
     ),
     "deterministic": Case(300, 300, mask=Causal(), deterministic=True, heads=2, heads_kv=1),
+    "deterministic-groups": Case(
+        300, 500, dim=128, mask=Causal(), deterministic=True, heads=4, heads_kv=2, section=2
+    ),
+    "deterministic-heads": Case(300, 300, mask=Causal(), deterministic=True, heads=2, heads_kv=2),
+    "deterministic-groups-ragged": Case(
+        0, 0, lengths=((300, 300), (0, 40), (130, 300)), mask=Causal(), deterministic=True, heads=3
+    ),
+    "deterministic-groups-256": Case(130, 140, dim=256, mask=Causal(), deterministic=True, heads=2),
     "deterministic-full": Case(200, 500, dim=128, deterministic=True),
     "deterministic-ragged": Case(
         0, 0, lengths=((300, 300), (0, 40), (130, 300)), mask=SlidingWindow(100, 20), deterministic=True
     ),
+    "groups-256": Case(130, 140, dim=256, heads=6, heads_kv=2, mask=Causal(), section=1),
     "dim-256": Case(200, 140, dim=256, heads=2, heads_kv=1, mask=Causal()),
     "dims-192-128": Case(130, 140, dim=192, dim_v=128, score=SoftCap(3.0), limit=3.0),
     "dim-256-first-keys": Case(130, 140, dim=256, mask=CustomMask(lambda b, h, q, k: k < 64)),
@@ -80,7 +121,8 @@ CASES = {
 DRAWN = (
     "full-128", "groups", "sections", "odd-dims", "tiny", "wide-values", "documents", "holes", "nothing-visible",
     "sinks", "lse", "soft-cap", "custom-score", "negative-scale", "ragged", "ragged-sections", "ragged-cross",
-    "deterministic", "deterministic-ragged", "dim-256", "dims-192-128", "dim-96",
+    "deterministic-heads", "deterministic-groups", "deterministic-ragged", "dim-256", "dims-192-128", "dim-96",
+    "groups-laps", "groups-by-head", "groups-ragged", "groups-window",
 )  # fmt: skip
 # Of 128 keys above head dim 128, whose attending warpgroups add dQ: a case, a schedule, and CTAs (0: one a key tile).
 ADDED = {
@@ -118,6 +160,50 @@ def test_one_cta_takes_all_key_tiles(name, schedule):
     check_right(CASES[name], schedule=schedule, programs=1)
 
 
+def walked(case, monkeypatch):
+    """(query head, first row) of every query tile that is visited, CTA after CTA; a persistent kernel has one CTA."""
+    numbers, landing = {}, hopper._landing
+
+    def noted(task, descriptor, box, target):
+        if len(box[0]) == 2:  # the numbers of a tile's rows
+            numbers.setdefault(task.program.number, []).append(box[0])
+        return landing(task, descriptor, box, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(hopper, "_landing", noted)
+        check_right(case, schedule="eager", programs=1)
+    assert all(tiles[::2] == tiles[1::2] for tiles in numbers.values()), "of Q and of dO"
+    return [tile for _, tiles in sorted(numbers.items()) for tile in tiles[::2]]
+
+
+@pytest.mark.parametrize("lengths", [(), ((256, 256),)])
+def test_key_tiles_walk_the_heads_of_a_group_side_by_side_down_and_up_in_turn(lengths, monkeypatch):
+    grouped = Case(256, 256, heads=4, heads_kv=2, mask=Causal(), section=1, lengths=lengths)
+    down = [(h, row) for rows in ((192, 128, 64, 0), (192, 128)) for row in rows for h in (0, 1)]
+    up = [(h, row) for rows in ((0, 64, 128, 192), (128, 192)) for row in rows for h in (2, 3)]
+    assert walked(grouped, monkeypatch) == down + up
+
+
+def test_half_of_a_section_that_runs_at_once_walks_down_and_the_other_up(monkeypatch):
+    grouped = Case(256, 256, heads=4, heads_kv=2, mask=Causal(), section=2, at_once=3)
+    down = [(first + h, row) for first in (0, 2) for row in (192, 128, 64, 0) for h in (0, 1)]
+    up = [(first + h, row) for first in (0, 2) for row in (128, 192) for h in (0, 1)]
+    assert walked(grouped, monkeypatch) == down + up
+
+
+def test_key_tiles_that_add_in_turns_all_walk_down(monkeypatch):
+    grouped = Case(256, 256, heads=4, heads_kv=2, mask=Causal(), section=1, deterministic=True)
+    tiles = [(first, rows) for first in (0, 2) for rows in ((192, 128, 64, 0), (192, 128))]
+    down = [(first + h, row) for first, rows in tiles for row in rows for h in (0, 1)]
+    assert walked(grouped, monkeypatch) == down
+
+
+def test_key_tiles_that_last_rows_do_not_see_walk_head_after_head(monkeypatch):
+    window = Case(256, 256, heads=2, mask=SlidingWindow(65) & Causal())
+    tiles = ((0, 64, 128), (128, 192))
+    assert walked(window, monkeypatch) == [(h, row) for rows in tiles for h in (0, 1) for row in rows]
+
+
 @pytest.mark.parametrize("dim", [64, 256])
 def test_keys_that_no_query_sees_may_be_nan(dim):
     case = Case(100, 400, dim=dim, mask=SlidingWindow(100))  # rows see keys from 201 on
@@ -134,7 +220,13 @@ def test_keys_that_no_query_sees_may_be_nan(dim):
     assert all(error(made, truth[name]) <= allowed[name] for name, made in (("dq", x.dq), ("dk", x.dk), ("dv", x.dv)))
 
 
-@pytest.mark.parametrize("name", drawn(["deterministic", "deterministic-full"], ["deterministic-full"]))
+@pytest.mark.parametrize(
+    "name",
+    drawn(
+        ["deterministic-heads", "deterministic-groups", "deterministic-full"],
+        ["deterministic-full", "deterministic-groups"],
+    ),
+)
 def test_deterministic_gradients_have_the_same_bits_in_every_schedule(name):
     found = [simulated(CASES[name], schedule=schedule, seed=seed)[2] for schedule, seed in (("lazy", 0), ("random", 3))]
     assert torch.equal(*found)

@@ -1,6 +1,7 @@
 """The Hopper backward without a Hopper card: its machine code is compiled here and counted."""
 
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def test_machine_code_is_what_the_config_promises(dim: int, mask: str) -> None:
     assert role_faults(kernel.asm) == []
     loops = attending_loops(cubin, loop_products(config))
     assert len(loops) == 2
-    assert not any(re.findall(r"\b(?:LDL|STL)\b", loop) for loop in loops), "a spilled register in an attending loop"
+    assert not any(map(spills, loops)), "a spilled register in an attending loop"
     assert config.topology.smem_bytes <= kernel.metadata.shared <= min(config.topology.smem_bytes + 2048, SMEM_LIMIT)
     assert kernel.metadata.num_warps * 32 == config.topology.threads
     assert config.topology.registers <= 65_536
@@ -59,7 +60,7 @@ def test_attending_warpgroups_have_registers_for_dq(mask: str) -> None:
     assert products == 2 * 2 * (12 + 8 + 8 + 12 + 8), "S, dP, dV, dK, and dQ of 64 columns"
     assert sum(n for name, n in counts.items() if name.startswith("WARPGROUP.DEPBAR")) < products / 4
     loops = attending_loops(cubin, {12 + 8 + 8 + 12 + 8})
-    assert len(loops) == 2 and not any(re.findall(r"\b(?:LDL|STL)\b", loop) for loop in loops)
+    assert len(loops) == 2 and not any(map(spills, loops))
     assert role_faults(kernel.asm) == []
     assert topology.smem_bytes <= kernel.metadata.shared <= min(topology.smem_bytes + 2048, SMEM_LIMIT)
     assert topology.registers <= 65_536 and kernel.metadata.num_warps * 32 == topology.threads == 384
@@ -82,13 +83,34 @@ def loop_products(config: BackwardConfig) -> set[int]:
     return {(sum(qk) + sum(v)) // 16 + values * (len(qk) + len(v))}
 
 
+@pytest.mark.parametrize("dim", drawn([64, 128], [128]))
+def test_heads_side_by_side_spill_in_no_loop(dim: int) -> None:
+    kernel, config = compiled("sm90", (dim, dim), "causal", group=8), config_of(dim, "causal")
+    counts = opcode_counts(kernel.asm["cubin"], modifiers=True)
+    assert sum(n for name, n in counts.items() if name.startswith("WARPGROUP.DEPBAR")) < wgmmas(config) / 4
+    attending = attending_loops(kernel.asm["cubin"], loop_products(config))
+    loading = innermost_loops(kernel.asm["cubin"], lambda body: "UTMALDG" in body and "HGMMA" not in body)
+    assert len(attending) == 2 and loading and not any(map(spills, attending + loading))
+    assert role_faults(kernel.asm) == []
+
+
+def spills(code: str) -> bool:
+    """Whether code reads or writes a spilled register."""
+    return re.search(r"\b(?:LDL|STL)\b", code) is not None
+
+
 def attending_loops(cubin: bytes, products: set[int]) -> list[str]:
-    """Machine code of the innermost loops with the products of an attending warpgroup. Waits that go on behind the
-    kernel's last EXIT jump back, too: what is between is no loop."""
+    """Machine code of the innermost loops with the products of an attending warpgroup."""
+    return innermost_loops(cubin, lambda body: body.count("HGMMA") in products)
+
+
+def innermost_loops(cubin: bytes, wanted: Callable[[str], bool]) -> list[str]:
+    """Machine code of the innermost loops among those wanted. Waits that go on behind the kernel's last EXIT jump back,
+    too: what is between is no loop."""
     code = [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", disassembled(cubin))]
     back = [(int(to, 16), at) for at, text in code for to in re.findall(r"\bBRA.*?0x([0-9a-f]+)", text)]
     bodies = {(to, at): "\n".join(text for here, text in code if to <= here <= at) for to, at in back}
-    loops = {at: body for at, body in bodies.items() if body.count("HGMMA") in products and "EXIT" not in body}
+    loops = {at: body for at, body in bodies.items() if wanted(body) and "EXIT" not in body}
     return [body for at, body in loops.items() if not any(o != at and at[0] <= o[0] and o[1] <= at[1] for o in loops)]
 
 

@@ -24,3 +24,18 @@ def test_ctas_go_round_where_none_waits_in_vain(
     problem = replace(long_problem(64, mask), seq_k=tiles * KEYS + more)
     assert problem_fields(problem, KEYS, deterministic)["rotate"] == rotates
     assert not problem_fields(replace(problem, kind="ragged"), KEYS, deterministic)["rotate"]
+
+
+@pytest.mark.parametrize(
+    ("mask", "group", "deterministic", "together"),
+    [
+        ("causal", 2, False, True), ("causal", 1, False, False), ("causal", 2, True, True), ("full", 2, False, False),
+        ("window", 2, False, False),
+    ],
+)  # fmt: skip
+def test_heads_of_a_group_are_side_by_side_where_last_rows_see_all_keys(
+    mask: str, group: int, deterministic: bool, together: bool
+) -> None:
+    problem = long_problem(64, mask, group=group)
+    assert problem_fields(problem, KEYS, deterministic)["side_by_side"] == together
+    assert problem_fields(replace(problem, kind="ragged"), KEYS, deterministic)["side_by_side"] == together

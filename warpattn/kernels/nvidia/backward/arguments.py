@@ -32,6 +32,7 @@ class BackwardShape(NamedTuple):
     tiles: Any  # key tiles of a head; of all sequences at most where they are end to end
     section: Any  # `KeyTileOrder.section`
     heads: Any  # key heads of all batch entries
+    lap: Any  # `KeyTileOrder.lap`; of sequences end to end it is in the list of their key tiles
 
 
 class Sequences(NamedTuple):

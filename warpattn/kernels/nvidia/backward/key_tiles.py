@@ -1,8 +1,8 @@
 """The list of key tiles of sequences end to end, the longest sequence first: with packed documents a tile's work grows
-with the length of its document, and long tiles begin before short ones. Where CTAs add in turn they wait for those with
-later keys, so a sequence's last tile is first.
+with the length of its document, and long tiles begin before short ones. Where CTAs wait for those with later keys, a
+sequence's last tile is first.
 
-      list     number of tiles, 0 | sequence, tile | sequence, tile | ...          int32, a record of two for each tile
+      list     number of tiles, tiles of a lap | sequence, tile | sequence, tile | ...      int32, a record of two each
 """
 
 from triton.experimental import gluon
@@ -12,8 +12,9 @@ from .rows import LANES, lane_layout
 
 
 @gluon.jit
-def key_tiles_kernel(cu_k, tiles, batch, config: gl.constexpr):
-    """Write the records of one sequence behind those of all longer ones. Grid: (batch,)."""
+def key_tiles_kernel(cu_k, tiles, batch, section, at_once, config: gl.constexpr):
+    """Write the records of one sequence behind those of all longer ones. `section` and `at_once` are those of a
+    `KeyTileOrder`. Grid: (batch,)."""
     b = gl.program_id(0)
     length = gl.load(cu_k + b + 1) - gl.load(cu_k + b)
     before = gl.zeros([LANES], gl.int32, lane_layout())
@@ -27,9 +28,12 @@ def key_tiles_kernel(cu_k, tiles, batch, config: gl.constexpr):
         before += gl.where((its > length) | ((its == length) & (other < b)), count, 0)
     start = gl.sum(before, 0)
     if b == 0:
-        gl.store(tiles, gl.sum(every, 0))
+        total = gl.sum(every, 0)
+        laps = gl.maximum((total * section + at_once - 1) // at_once, 1)
+        gl.store(tiles, total)
+        gl.store(tiles + 1, (total * section + laps - 1) // laps)
     count = (length + config.block_n - 1) // config.block_n
     for i in range(0, count, LANES):
         n = i + gl.arange(0, LANES, lane_layout())
         gl.store(tiles + 2 + 2 * (start + n), b + gl.zeros_like(n), mask=n < count)
-        gl.store(tiles + 3 + 2 * (start + n), count - 1 - n if config.deterministic else n, mask=n < count)
+        gl.store(tiles + 3 + 2 * (start + n), count - 1 - n if config.waits_for_later else n, mask=n < count)

@@ -112,7 +112,11 @@ def _call(
 def _key_tiles(call: BackwardCall) -> Launch:
     """Write `sequences.tiles`."""
     config, sequences = call.choice.config, call.sequences
-    args = {"cu_k": sequences.cu_k, "tiles": sequences.tiles, "batch": call.shape.batch}
+    order = call.choice.order
+    args = {
+        "cu_k": sequences.cu_k, "tiles": sequences.tiles, "batch": call.shape.batch, "section": order.section,
+        "at_once": order.at_once,
+    }  # fmt: skip
 
     def source():
         from .signature import key_tiles_source  # imports Triton
@@ -156,7 +160,7 @@ def _main(call: BackwardCall) -> Launch:
         "writes": (*(_boxes(call, name, *box) for name, box in writes.items()), made.dq),
         "numbers": (made.shift, made.delta), "sequences": call.sequences, "scale": checked.forward.scale,
         "turns": Turns(made.turns, call.shape.padded_q // ROWS), "counter": torch.zeros(1, dtype=torch.int32),
-        "shape": BackwardShape(*sizes, order.tiles, order.section, order.heads),
+        "shape": BackwardShape(*sizes, order.tiles, order.section, order.heads, order.lap),
         **modifier_args(checked.forward),
     }  # fmt: skip
 

@@ -4,6 +4,7 @@ Of the next keys Q and dO are loaded, and K and V after their last readers, whil
 The mask bounds the keys of a tile of rows; here the keys are given and the rows are wanted. So the warp evaluates the
 bounds of 32 query tiles at once, one a lane, and visits those that meet the keys: exact for every mask, no inverse. The
 attending warps get each tile's first row with its slot, whether it needs the mask, and whether another one follows.
+Tiles come head after head, or the heads of a group side by side (`tile_at`).
 
       key tile n           rows 0..63   rows 64..127  ...     lanes of one test
       bounds of the rows   [a, b)       [c, d)                meets: first < n end and n begin < last
@@ -25,10 +26,11 @@ BEHIND = gl.constexpr(sizes.BEHIND)
 
 @gluon.aggregate
 class Search:
-    """Where the search for query tiles has arrived: lanes of a block of tiles of a head, and the last lane taken."""
+    """Where the search for query tiles has arrived: lanes of a block of tiles, and the last lane taken."""
 
-    h: gl.tensor  # query head
-    block: gl.tensor  # first tile of the block
+    origin: gl.tensor  # the query tile that a walk of heads side by side begins with
+    h: gl.tensor  # query head, or the first of those side by side
+    block: gl.tensor  # number of the block's first tile, as `tile_at` counts
     meets: gl.tensor  # [SEARCH] bool
     masked: gl.tensor  # [SEARCH] int32, the flag
     turn: gl.tensor  # [SEARCH]
@@ -57,7 +59,7 @@ def load_role(ctx):
 @gluon.jit
 def load_tiles(ctx, state, key_state, number):
     """Load the keys and values, and every query tile that meets the keys; the state of the slot behind."""
-    search, visit = next_visit(ctx, first_search(ctx), number)
+    search, visit = next_visit(ctx, first_search(ctx, number), number)
     visit = at_least_one(visit)
     pending = gl.to_tensor(True)
     while visit.row >= 0:
@@ -140,30 +142,37 @@ def announce(ctx, state, visit, following):
 
 
 @gluon.jit
-def first_search(ctx):
+def first_search(ctx, number):
     """The search before the first tile of the first query head."""
     h = ctx.keys.h * ctx.keys.group
-    return search_block(ctx, h, gl.to_tensor(0))
+    origin = gl.to_tensor(0)
+    if ctx.config.side_by_side:
+        origin = query_tiles(ctx) - 1
+        if not ctx.config.deterministic:
+            origin = gl.where(ctx.work.downward(number, ctx.config), origin, 0)
+    return search_block(ctx, origin, h, gl.to_tensor(0))
 
 
 @gluon.jit
 def next_visit(ctx, search, number):
     """(search, visit): the next tile that meets the keys; its row is -1 if there is none."""
     keys = ctx.keys
-    tiles = query_tiles(ctx)
+    together = heads_together(ctx)
+    tiles = query_tiles(ctx) * together
     end = (keys.h + 1) * keys.group
     found = next_lane(search)
     while (found == SEARCH) & (search.h < end):
         block = search.block + SEARCH
         done = block >= tiles
-        search = search_block(ctx, search.h + gl.where(done, 1, 0), gl.where(done, 0, block))
+        search = search_block(ctx, search.origin, search.h + gl.where(done, together, 0), gl.where(done, 0, block))
         found = gl.where(search.h < end, next_lane(search), SEARCH)
     lane = gl.arange(0, SEARCH, lane_layout())
     flags = gl.sum(gl.where(lane == found, search.masked, 0), 0)
-    row = gl.where(found < SEARCH, first_row(ctx, search.block + found), -1)
+    h, row = tile_at(ctx, search.origin, search.h, search.block + found)
+    row = gl.where(found < SEARCH, row, -1)
     turn = gl.sum(gl.where(lane == found, search.turn, 0), 0)
-    visit = Visit(keys.b, search.h, row, flags, turn, number)
-    return Search(search.h, search.block, search.meets, search.masked, search.turn, found), visit
+    visit = Visit(keys.b, h, row, flags, turn, number)
+    return Search(search.origin, search.h, search.block, search.meets, search.masked, search.turn, found), visit
 
 
 @gluon.jit
@@ -174,32 +183,57 @@ def next_lane(search):
 
 
 @gluon.jit
-def search_block(ctx, h, block):
-    """Test the bounds of SEARCH query tiles of a head, from tile `block` on."""
+def search_block(ctx, origin, h, block):
+    """Test the bounds of SEARCH query tiles of a head or those side by side, from tile number `block` on."""
     keys = ctx.keys
     block_m: gl.constexpr = ctx.config.block_m
     tile = block + gl.arange(0, SEARCH, lane_layout())
-    row = first_row(ctx, tile)
+    its_h, row = tile_at(ctx, origin, h, tile)
     offset = keys.seq_k - keys.seq_q
     q_lo = row + offset
     q_hi = gl.minimum(row + block_m, keys.seq_q) - 1 + offset
     mods = ctx.mods
-    first, full_lo, full_hi, last = mods.span(keys.b, h, q_lo, q_hi, keys.seq_q, keys.seq_k, mods.mask_args)
+    first, full_lo, full_hi, last = mods.span(keys.b, its_h, q_lo, q_hi, keys.seq_q, keys.seq_k, mods.mask_args)
     end = keys.first + ctx.config.block_n
-    meets = (tile < query_tiles(ctx)) & (first < end) & (keys.first < last)
+    meets = (tile < query_tiles(ctx) * heads_together(ctx)) & (first < end) & (keys.first < last)
     clean = (full_lo <= keys.first) & (end <= full_hi) & (row >= 0)
     if ctx.mods.score is not None:
         clean = clean & (row + block_m <= keys.seq_q)
     turn = gl.zeros_like(tile)
     if ctx.config.deterministic:
         turn += turn_at(ctx, row // block_m, last)
-    return Search(h, block, meets, gl.where(clean, 0, MASKED), turn, gl.to_tensor(-1))
+    return Search(origin, h, block, meets, gl.where(clean, 0, MASKED), turn, gl.to_tensor(-1))
 
 
 @gluon.jit
 def query_tiles(ctx):
     """Query tiles of a head."""
     return (ctx.keys.seq_q + ctx.config.block_m - 1) // ctx.config.block_m
+
+
+@gluon.jit
+def heads_together(ctx):
+    """Query heads whose tiles are numbered together."""
+    if ctx.config.side_by_side:
+        return ctx.keys.group
+    else:
+        return gl.to_tensor(1)
+
+
+@gluon.jit
+def tile_at(ctx, origin, h, number):
+    """(query head, first row) of tile `number`, any shape, of head h; or, side by side, of each row the group's heads
+    from h on, and row by row away from tile `origin`, so that CTAs that walk together share what L2 holds:
+
+        number   0 1 2 3   4 5 6 7       tile and head, a group of 4, from the last tile down
+                 9 9 9 9   8 8 8 8
+                 0 1 2 3   0 1 2 3
+    """
+    if ctx.config.side_by_side:
+        tile = number // ctx.keys.group
+        return h + number - tile * ctx.keys.group, gl.maximum(tile - origin, origin - tile) * ctx.config.block_m
+    else:
+        return h, first_row(ctx, number)
 
 
 @gluon.jit
@@ -230,10 +264,12 @@ def turn_at(ctx, tile, last):
 
     CTAs add in the order in which they arrive, so that hardly any waits: a CTA begins at the tile beside its own keys,
     where those with later keys have begun and those with earlier keys come later. Without a mask the tiles go round,
-    and so do the turns.
+    and so do the turns. Where all begin at the last rows, those with earlier keys were launched before, and are ahead.
     """
     n = ctx.keys.first // ctx.config.block_n
-    if ctx.config.rotate:
+    if ctx.config.side_by_side:
+        return n
+    elif ctx.config.rotate:
         count = key_tiles(ctx)
         begins = ((tile + 1) * count - 1) // query_tiles(ctx)  # the last CTA whose first tile is not behind
         return gl.where(n <= begins, begins - n, begins + count - n)

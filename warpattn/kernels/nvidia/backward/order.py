@@ -6,6 +6,7 @@ Nothing in this file imports Triton.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
@@ -29,6 +30,13 @@ class KeyTileOrder:
     tiles: int  # of a head
     heads: int  # key heads
     section: int  # heads of a section
+    at_once: int  # CTAs that run at once
+
+    @cached_property
+    def lap(self) -> int:
+        """Key tiles of a section, or of equal parts of it that run at once, which begin together, or end together."""
+        section = self.tiles * self.section
+        return -(-section // -(-section // self.at_once))
 
 
 def key_tile_choice(problem: Problem, config: BackwardTiles, why: str, target: Arch, *memory: str) -> Choice:
@@ -58,14 +66,17 @@ def key_tile_choice(problem: Problem, config: BackwardTiles, why: str, target: A
 
     if config.deterministic:
         order += "; CTAs add to a tile of dQ in a fixed order, that in which they arrive there"
+    if config.side_by_side:
+        up = "" if config.deterministic else " and, as these end, up"
+        order += f"; of a query tile all heads of the group, from the last rows down{up}"
     reasons = (why, order, "the query heads of a key head are walked in one CTA: dK and dV need no second pass")
-    numbered = KeyTileOrder(tiles, heads, section)
+    numbered = KeyTileOrder(tiles, heads, section, target.processors)
     return Choice("backward", config, (ctas,), lines, (*reasons, COPY_RULE), order=numbered)
 
 
 def heads_of_section(problem: Problem, config: BackwardTiles, tiles: int, target: Arch) -> int:
-    """Heads whose key tiles are numbered together: one where tiles have equal work, or add in turns."""
-    if config.deterministic or not (config.ragged or is_masked(problem)):
+    """Heads whose key tiles are numbered together: one where tiles have equal work, or wait for later ones."""
+    if config.waits_for_later or not (config.ragged or is_masked(problem)):
         return 1
     heads = problem.heads_kv * (1 if config.ragged else problem.batch)
     waves = RAGGED_WAVES if config.ragged else 1

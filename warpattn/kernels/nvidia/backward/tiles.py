@@ -13,7 +13,7 @@ from typing import Any
 from warpattn.kernels.topology import Topology
 from warpattn.problem import Problem
 from warpattn.problem.element import ELEMENT_OF, Element
-from warpattn.problem.operands import is_masked
+from warpattn.problem.operands import is_masked, sees_first_keys
 
 MOST_TOGETHER = 64  # key tiles of a head whose CTAs certainly run at once: a Hopper card has at least 78 SMs (H20)
 
@@ -27,6 +27,7 @@ class BackwardTiles(ABC):
     dim_qk: int
     dim_v: int
     rotate: bool  # begin with the query tile beside the own keys instead of the first
+    side_by_side: bool  # of each query tile all heads of the group one after the other, see `visit_place`
     ragged: bool  # sequences end to end
     deterministic: bool  # CTAs add to a tile of dQ in a fixed order
     block_m: int  # query rows of a tile
@@ -54,6 +55,11 @@ class BackwardTiles(ABC):
     @property
     @abstractmethod
     def topology(self) -> Topology: ...
+
+    @cached_property
+    def waits_for_later(self) -> bool:
+        """Whether CTAs wait for those with later keys to add to a tile, which so are launched before."""
+        return self.deterministic and not self.side_by_side
 
     @cached_property
     def reduces(self) -> bool:
@@ -116,7 +122,9 @@ def problem_fields(problem: Problem, keys: int, deterministic: bool) -> dict[str
     ragged = problem.kind == "ragged"
     # CTAs that go round wait for each other in a circle: those of a head must run at once.
     together = not deterministic or problem.seq_k <= MOST_TOGETHER * keys
+    grouped = problem.heads_q > problem.heads_kv and is_masked(problem) and sees_first_keys(problem)
     return {
         "element": ELEMENT_OF[problem.dtype], "dim_qk": problem.dim_qk, "dim_v": problem.dim_v,
-        "rotate": not is_masked(problem) and not ragged and together, "ragged": ragged, "deterministic": deterministic,
+        "rotate": not is_masked(problem) and not ragged and together,
+        "side_by_side": grouped, "ragged": ragged, "deterministic": deterministic,
     }  # fmt: skip

@@ -92,6 +92,16 @@ class Work:
         n = rest // heads
         return first + rest - n * heads, n
 
+    @gluon.jit
+    def downward(self, number, config: gl.constexpr):
+        """Whether a key tile walks from the last rows to the first: in every other lap. CTAs of such a lap begin
+        together, at the last rows; those of the next one begin as these end, the longest first, so they end together,
+        there, too."""
+        lap = self.shape.lap
+        if config.ragged:
+            lap = gl.load(self.sequences.tiles + 1)
+        return number // lap % 2 == 0
+
 
 @gluon.aggregate
 class Visit:
@@ -164,8 +174,8 @@ def dense_keys(work, number, config: gl.constexpr):
     """The keys of a key tile in a dense batch."""
     shape = work.shape
     head, n = work.head_and_tile(number)
-    if config.deterministic:
-        n = shape.tiles - 1 - n  # CTAs wait for those with later keys, which so are launched before
+    if config.waits_for_later:
+        n = shape.tiles - 1 - n
     b = head // shape.heads_kv
     first = n * config.block_n
     zero = gl.to_tensor(0)
