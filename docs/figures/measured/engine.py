@@ -1,6 +1,7 @@
 """Draws the README's first chart, tokens per second in a real engine, and writes the rows of the page of vLLM.
 
-Both are from the records of `python -m bench.engine`; where two have a case, the later one counts.
+Both are from the records of `python -m bench.engine`; where two of a card have a case, the later one counts. The chart
+shows the first card, the page has rows of each.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ from bench.engine.cases import CASES
 from docs.figures.svg import DARK, RED, box, picture, words
 
 HERE = Path(__file__).parent
-FOLDER = HERE.parents[2] / "bench" / "results" / "h200"
-RECORDS = (
-    "2026-11-22-engine.json",
-    "2026-11-22-engine-mixed.json",
-    "2026-11-22-engine-32x4k.json",
-    "2026-11-23-engine-latent.json",
-    "2026-11-23-engine-32x4k.json",
-)
+FOLDER = HERE.parents[2] / "bench" / "results"
+CHARTED = "H200"
+RECORDS = {
+    CHARTED: (
+        "2026-11-22-engine.json",
+        "2026-11-22-engine-mixed.json",
+        "2026-11-22-engine-32x4k.json",
+        "2026-11-23-engine-latent.json",
+        "2026-11-23-engine-32x4k.json",
+    ),
+    "H100": ("2026-11-26-engine.json", "2026-11-26-engine-latent.json"),
+}
 PAGE = HERE.parents[2] / "docs" / "integrations" / "vllm.md"
 START, END = "<!-- engine: `make docs` writes these rows -->\n\n", "<!-- end of engine -->"
 MODELS = {"llama": "Llama 3 8B", "gpt-oss": "gpt-oss", "latent": "latent"}
@@ -80,10 +85,11 @@ def table(records: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", "; ".join(commands) + "."]) + "\n"
 
 
-def in_page(text: str, records: list[dict[str, Any]]) -> str:
-    """The page with the rows of the records."""
+def in_page(text: str, of_cards: dict[str, list[dict[str, Any]]]) -> str:
+    """The page with the rows of each card's records."""
     head, start, rest = text.partition(START)
-    return head + start + table(records) + "\n" + rest[rest.index(END) :]
+    tables = [f"One {card}:\n\n{table(records)}\n" for card, records in of_cards.items()]
+    return head + start + "".join(tables) + rest[rest.index(END) :]
 
 
 def chart(records: list[dict[str, Any]]) -> str:
@@ -107,5 +113,7 @@ def chart(records: list[dict[str, Any]]) -> str:
 
 def files() -> dict[Path, str]:
     """The chart, and the page with its rows."""
-    records = [json.loads((FOLDER / name).read_text()) for name in RECORDS]
-    return {HERE / "engine.svg": chart(records), PAGE: in_page(PAGE.read_text(), records)}
+    of_cards = {
+        card: [json.loads((FOLDER / card.lower() / name).read_text()) for name in names] for card, names in RECORDS.items()
+    }
+    return {HERE / "engine.svg": chart(of_cards[CHARTED]), PAGE: in_page(PAGE.read_text(), of_cards)}
