@@ -19,7 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..decode.eight_bit import doublings
-from ..layouts import accumulator_layout, element_type
+from ..layouts import accumulator_layout
 
 
 @gluon.constexpr_function
