@@ -116,7 +116,6 @@ def run(case: Latent, programs: int = 2, kernel: Any = None, first: Inputs | Non
 
 WAIT, TAKEN = "    ctx.rings.keys.consumer_wait(keys)", "o, softmax = take_mark(ctx, state,"
 CLEARED = "attend_swap_ab.py:    left = without_hidden(ctx, left, half_tile(ctx, slots.left), item, i, 1)"
-NARROW = "eight_bit_swap_ab.py:        clear_outside(half_tile(ctx, slots.left), 0, valid)"
 ROTARY = "load_swap_ab.py:    load_boxes(ctx, k, ctx.rings.k, slots.rope, item, boxes, "
 ROTARY += "config.rope_bytes, config.rope_column)"
 
@@ -127,10 +126,7 @@ REDUNDANT = [
         ("ttng.wait_barrier", (f"attend.py:{WAIT}", f"attend.py:{caller}"), "their maker has waited for it")
         for caller in (f"        {TAKEN} number - 1, half)", f"    {TAKEN} number, half)")
     ),
-    *(
-        ("ttng.fence_async_shared", (line, "finite.py:    fence_async_shared()"), "the right half's follows")
-        for line in (CLEARED, NARROW)
-    ),
+    ("ttng.fence_async_shared", (CLEARED, "finite.py:    fence_async_shared()"), "the right half's follows"),
     ("ttng.wait_barrier", (ROTARY,), "of the tile that had the slot, a half was given back since"),
 ]
 

@@ -115,16 +115,16 @@ def combine_rows(
 
 
 @gluon.constexpr_function
-def combine_block(cols, most=32):
-    """(parts, rows) that one warpgroup combines at once, see `CombineTile`."""
-    tile = CombineTile(cols, most)
+def combine_block(cols, most=32, warps=4):
+    """(parts, rows) that so many warps combine at once, see `CombineTile`."""
+    tile = CombineTile(cols, most, warps)
     return (tile.parts, tile.rows)
 
 
 @gluon.constexpr_function
-def combine_layout(cols, most=32):
-    """Registers of a warpgroup's [parts, rows, cols] partial outputs."""
-    return parts_layout(CombineTile(cols, most))
+def combine_layout(cols, most=32, warps=4):
+    """Registers of their [parts, rows, cols] partial outputs."""
+    return parts_layout(CombineTile(cols, most, warps))
 
 
 @gluon.constexpr_function

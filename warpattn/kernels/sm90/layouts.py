@@ -13,9 +13,9 @@ def tile_layout(rows, cols, dtype):
 
 
 @gluon.constexpr_function
-def accumulator_layout(cols, depth=16):
-    """Registers of a [64 n, cols] wgmma accumulator in one warpgroup; `depth`: the k of wgmma, 32 bytes of elements."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, cols, depth])
+def accumulator_layout(cols, depth=16, warps=4):
+    """Registers of a [16 n · warps, cols] wgmma accumulator; `depth`: the k of wgmma, 32 bytes of elements."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, cols, depth])
 
 
 @gluon.constexpr_function

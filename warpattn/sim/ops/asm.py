@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..ir.formats import as_register, encode, round_bf16
+from ..ir.formats import as_register, decode, encode, round_bf16
 from ..ir.module import Op
 from ..machine.pending import poisoned
 from ..machine.registry import TASKED, blocking, plain
@@ -113,6 +114,19 @@ def _pack_fp16(high: np.ndarray, low: np.ndarray) -> np.ndarray:
 def _pack_e4m3(*values: np.ndarray) -> np.ndarray:
     bits = [encode(value, "f8E4M3FN").view(np.uint8).astype(np.uint32) << 8 * i for i, value in enumerate(values)]
     return (bits[0] | bits[1] | bits[2] | bits[3]).view(np.int32)
+
+
+def _unpack_fp8(pairs: np.ndarray, elem: str) -> tuple[np.ndarray, np.ndarray]:
+    """Of two registers with the low and the high byte of each pair, as fp16."""
+    both = np.ascontiguousarray(pairs).view(np.uint16)
+    return decode((both & 0xFF).astype(np.uint8), elem), decode((both >> 8).astype(np.uint8), elem)
+
+
+for _kind, _elem in (("e4m3x2", "f8E4M3FN"), ("e5m2x2", "f8E5M2")):
+    elementwise(
+        "{ .reg .b32 x; .reg .b16 low, high; prmt.b32 x, $2, 0, 0x3120; mov.b32 {low, high}, x;"
+        f" cvt.rn.f16x2.{_kind} $0, low; cvt.rn.f16x2.{_kind} $1, high; }}"
+    )(partial(_unpack_fp8, elem=_elem))
 
 
 @elementwise("mov.b32 {$0, $1}, $2;")

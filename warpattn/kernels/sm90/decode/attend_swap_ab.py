@@ -240,7 +240,7 @@ def key_scores(ctx, k_state, scaling):
 def masked_scores(ctx, s, item, i):
     """Score function and, if the key tile is masked, the mask and the end of the keys."""
     config: gl.constexpr = ctx.config
-    layout: gl.constexpr = accumulator_layout(config.rows)
+    layout: gl.constexpr = s.type.layout
     row = gl.arange(0, config.rows, gl.SliceLayout(0, layout))[None, :]
     key = gl.arange(0, config.block_n, gl.SliceLayout(1, layout))[:, None]
     return visible_scores(ctx, s, item, i, row, key)
@@ -257,21 +257,30 @@ def exponents(ctx, s):
 
 @gluon.jit
 def thread_sum(x):
-    """[N, R] accumulator -> [4, 8, R]: the sum of each thread's part of a column. A thread has rows 8 apart and 64
-    apart, a warp 16 rows of every 64, a lane one of 8."""
-    parts = x.reshape([x.shape[0] // 64, 4, 2, 8, x.shape[1]])
+    """[N, R] accumulator -> [warps, 8, R]: the sum of each thread's part of a column. A thread has rows 8 apart and,
+    of 4 warps, 64 apart, a warp 16 rows of every 64, a lane one of 8."""
+    warps: gl.constexpr = warps_of(x.type.layout)
+    parts = x.reshape([x.shape[0] // (16 * warps), warps, 2, 8, x.shape[1]])
     return gl.sum(gl.sum(parts, 2), 0)
 
 
 @gluon.jit
 def any_exceeds(x):
-    """Whether any exponent x [N, R] of the four warps is above the headroom; all warps get the same answer."""
-    quads = x.reshape([x.shape[0] // 64, 4, 2, 8, x.shape[1] // 8, 4, 2])
-    top = gl.max(gl.max(gl.max(gl.max(quads, 6), 4), 2), 0)  # [4, 8, 4], one a thread
-    return gl.inline_asm(_VOTE, "=r,f,f", [top, gl.full_like(top, HEADROOM)], gl.int32) != 0
+    """Whether any exponent x [N, R] of the role is above the headroom; all of its warps get the same answer."""
+    warps: gl.constexpr = warps_of(x.type.layout)
+    quads = x.reshape([x.shape[0] // (16 * warps), warps, 2, 8, x.shape[1] // 8, 4, 2])
+    top = gl.max(gl.max(gl.max(gl.max(quads, 6), 4), 2), 0)  # [warps, 8, 4], one a thread
+    return gl.inline_asm(vote_asm(warps), "=r,f,f", [top, gl.full_like(top, HEADROOM)], gl.int32) != 0
 
 
-# Named barrier 15 of the block (the compiler has 0 to 7) with 128 threads.
-_VOTE = gl.constexpr(
-    "{ .reg .pred a, b; setp.gt.f32 a, $1, $2; barrier.cta.red.or.pred b, 15, 128, a; selp.b32 $0, 1, 0, b; }"
-)
+@gluon.constexpr_function
+def warps_of(layout):
+    """Warps that share the rows of an accumulator."""
+    return layout.warps_per_cta[0]
+
+
+@gluon.constexpr_function
+def vote_asm(warps):
+    """PTX for a vote of so many warps on named barrier 15 of the block (the compiler has 0 to 7)."""
+    vote = f"barrier.cta.red.or.pred b, 15, {32 * warps}, a;"
+    return f"{{ .reg .pred a, b; setp.gt.f32 a, $1, $2; {vote} selp.b32 $0, 1, 0, b; }}"

@@ -100,6 +100,8 @@ class StreamConfig(WithOperands):
     schedule: Schedule = Schedule()
     combine: Combine = Combine()
 
+    attending_warps: ClassVar[int] = 4  # of a role that attends
+
     # Whether the queue has the first row tiles of all sequences, then the second ones, and so on, so that CTAs that run
     # at the same time read the same keys.
     tiles_outermost: ClassVar[bool] = False

@@ -76,7 +76,8 @@ def features_of(checked: CheckedCall) -> Features:
 
 def options(config: DecodeConfig) -> dict[str, Any]:
     """Options of triton.compile."""
-    return compile_options(maxnreg=config.max_registers) if config.ctas > 1 else compile_options()
+    more = {"maxnreg": config.max_registers} if config.ctas > 1 else {}
+    return compile_options(config.attending_warps, **more)
 
 
 def head_rows(problem: Problem) -> int:

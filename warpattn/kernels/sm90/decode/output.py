@@ -100,8 +100,8 @@ def combine_item(ctx, item):
 def combine_parts(ctx, item, most: gl.constexpr):
     """The same, at most `most` parts at once."""
     config: gl.constexpr = ctx.config
-    layout: gl.constexpr = combine_layout(config.padded_v, most)
-    block: gl.constexpr = combine_block(config.padded_v, most)
+    layout: gl.constexpr = combine_layout(config.padded_v, most, config.attending_warps)
+    block: gl.constexpr = combine_block(config.padded_v, most, config.attending_warps)
     rows = gl.minimum(item.row_tile.tokens * ctx.work.group - item.row_tile.row, config.rows)
     for first in range(0, rows, block[1]):
         o, lse = combine_rows(ctx.results.partials, item.part, first, layout, block, config.schedule.invariant)

@@ -263,7 +263,7 @@ def block_units(begin, keys, work, mods, config: gl.constexpr):
     """Units of one head of each row tile of a block: at least 1, but 0 for those past the last, and for ragged
     sequences that have no query here."""
     sums: gl.constexpr = config.schedule.sums
-    number = begin + gl.arange(0, sums.width, gl.BlockedLayout([sums.lane], [32], [4], [0]))
+    number = begin + gl.arange(0, sums.width, gl.BlockedLayout([sums.lane], [32], [config.attending_warps], [0]))
     units = row_tile_at(number, keys, work, mods, config).units
     return gl.where(number < work.batch * work.tiles, units, 0)
 

@@ -59,8 +59,9 @@ STAGES_BESIDE = 3  # slots of the ring that fit beside them
 CONVERTING = Registers(consumer=216, producer=72)  # 504 in all, as at the launch of 12 warps
 SWAP_AB_KEYS = 64  # of a tile with swap-AB: rows of a product
 SWAP_AB_STAGES = 5
-NARROW_STAGES = 8  # of 8-bit latents: 128 KiB, with rotary parts 160
-BESIDE_ANOTHER = Registers(consumer=168, producer=88)  # 256 in all, as at the launch of 8 warps with 128
+NARROW_WARPGROUPS = 2  # over 8-bit latents: each has 64 keys of a tile, and half of the output's columns
+NARROW_STAGES = 4  # 128 KiB, with rotary parts 160
+BOTH = Registers(consumer=216, producer=72)  # 504 in all, as at the launch of 12 warps
 SCALED = 128  # columns of 8-bit latents that may share a scale
 SWAP_AB_ROWS = 16  # rows of queries of a sequence up to which swap-AB is chosen: as many as one tile has
 GATHERING = 232  # registers of a producer that has the addresses of 16 rows
@@ -75,7 +76,7 @@ class MlaConfig(LatentSizes, StreamConfig):
     latents: Element | None = None  # of 8-bit latents in memory, which the role that loads converts, see eight_bit.py
     own_rope: bool = False  # whether rotary columns of queries are in a tensor of their own
     narrow_rope: bool = False  # whether those of keys have 8 bits, too
-    ctas: int = 1  # on an SM
+    ctas: ClassVar[int] = 1  # on an SM
     swap_ab: ClassVar[bool] = False  # whether latents are the left operands of the products
     why: ClassVar[str] = ONCE
     tiles_outermost: ClassVar[bool] = True
@@ -139,6 +140,7 @@ class MlaConfig(LatentSizes, StreamConfig):
 class SwapAbMlaConfig(MlaConfig):
     """Tiles and resources of one compiled kernel; `stages`: slots of half a tile's latents."""
 
+    warpgroups: int = 1  # that attend, for 64 keys of a tile each
     swap_ab: ClassVar[bool] = True
     why: ClassVar[str] = ON_THE_LEFT
     consumers: ClassVar[int] = 1
@@ -165,6 +167,7 @@ class SwapAbMlaConfig(MlaConfig):
         """Of products with latents: those of 8 bits become fp16."""
         return self.element if self.latents is None else FP16
 
+    attending_warps = property(lambda self: 4 * self.warpgroups)
     rope_column = property(lambda self: self.dim_v if self.latents is None else 0)  # of rotary parts in their tensor
     rope_bytes = property(lambda self: self.rope_element.bytes * self.block_n * self.rope)
     half_bytes = property(lambda self: self.latent_element.bytes * self.block_n * self.half)
@@ -174,18 +177,13 @@ class SwapAbMlaConfig(MlaConfig):
 
     @cached_property
     def topology(self) -> Topology:
-        registers = DECODE_REGISTERS if self.ctas == 1 else BESIDE_ANOTHER
+        registers = DECODE_REGISTERS if self.warpgroups == 1 else BOTH
         load = Role("load", 1, GATHERING if self.gathers else registers.producer)
         rings = (
             Edge("K", load.name, ("attend",), self.rope_stages, self.rope_bytes),
             Edge("V", load.name, ("attend",), self.stages, self.half_bytes),
         )
-        return Topology((Role("attend", 4, registers.consumer), load), rings, self.private_bytes)
-
-    @property
-    def max_registers(self) -> int:
-        """Registers a thread at launch."""
-        return 65536 // (self.topology.threads * self.ctas)
+        return Topology((Role("attend", self.attending_warps, registers.consumer), load), rings, self.private_bytes)
 
     @property
     def private_bytes(self) -> int:
@@ -219,10 +217,12 @@ def tiles_of(problem: Problem) -> MlaConfig:
 def swap_ab_tiles(problem: Problem, grid: int) -> SwapAbMlaConfig:
     """The configuration with swap-AB, for `grid` CTAs. With a sequence for each of them few have parts, which the last
     CTA of a sequence adds up; a second kernel would take 7 µs to find none."""
-    box = min(problem.page_size & -problem.page_size, SWAP_AB_KEYS) or None
+    groups = NARROW_WARPGROUPS if problem.rope else 1
+    keys = groups * SWAP_AB_KEYS
+    box = min(problem.page_size & -problem.page_size, keys) or None
     combine = Combine(short_parts=0, separate_kernel=head_tiles(problem) < grid)
     operands = OperandFormat(problem.element, *LATENT)
-    config = SwapAbMlaConfig(operands, SWAP_AB_KEYS, SWAP_AB_STAGES, box, combine=combine)
+    config = SwapAbMlaConfig(operands, keys, SWAP_AB_STAGES, box, combine=combine, warpgroups=groups)
     if problem.rope:
         config = replace(config, latents=problem.kv_element, narrow_rope=problem.narrow_rope)
         config = replace(config, stages=NARROW_STAGES)
@@ -247,7 +247,6 @@ def choose(
         raise ValueError(f"swap-AB takes up to {SwapAbMlaConfig.rows} rows of queries")
     grid = alone_on_sms(target)
     config = swap_ab_tiles(problem, grid) if swap_ab else tiles_of(problem)
-    grid *= config.ctas
     config = replace(config, own_rope=problem.q_rope > 0)
     if options.batch_invariant:
         config = replace(config, schedule=undivided(config) if in_any_step else invariant(config))

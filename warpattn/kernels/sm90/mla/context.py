@@ -173,6 +173,14 @@ def half_tile(ctx, slot):
 
 
 @gluon.jit
+def half_words(ctx, slot, dtype: gl.constexpr):
+    """The same half of 8-bit latents as wider integers [N, 256 bytes]."""
+    shape: gl.constexpr = [ctx.config.block_n, ctx.config.half * 8 // dtype.primitive_bitwidth]
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(shape, dtype)
+    return ctx.rings.v.tile(slot).reinterpret(dtype, shape, layout)
+
+
+@gluon.jit
 def rope_tile(ctx, slot):
     """The rotary part [N, 64] in a slot of `SwapAbRings`."""
     return ctx.rings.k.tile(slot).reshape([ctx.config.block_n, ctx.config.rope])

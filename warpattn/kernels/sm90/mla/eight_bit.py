@@ -22,9 +22,19 @@ from ..layouts import element_type
 from .load import box_of
 
 COLUMNS = gl.constexpr(128)  # of a scale
-STORED = gl.constexpr(gl.BlockedLayout([1, 16], [2, 16], [4, 1], [1, 0]))  # 16 bytes of 8-bit elements a lane
+# 16 bytes of 8-bit elements a lane, 64 of a row. Eight lanes have rows 5 apart, whose swizzles differ in the bits that
+# bring all of them to different banks, both as 8 bits and as pieces of 16 bytes of 16 bits.
+_PIECES = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 64], [0, 128]]
+_LANES = [[0, 16], [0, 32], [5, 0], [2, 0], [4, 0]]
+_WARPS = [[8, 0], [16, 0]]
+STORED = gl.constexpr(gl.DistributedLinearLayout(_PIECES, _LANES, _WARPS, [], [32, 256]))
 ROTARY = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0]))  # the same of rotary parts
-SCALED = gl.constexpr(gl.BlockedLayout([1, 1, 16], [2, 2, 8], [4, 1, 1], [2, 1, 0]))  # the same by blocks of a scale
+SCALED = gl.constexpr(  # the same by blocks of a scale
+    gl.DistributedLinearLayout(
+        *([[row, column // 128, column % 128] for row, column in bases] for bases in (_PIECES, _LANES, _WARPS)),
+        [], [32, 2, 128],
+    )
+)  # fmt: skip
 
 
 @gluon.jit

@@ -1,9 +1,13 @@
 """Latents of 8 bits as left operands: converted to fp16 in registers, once as keys and once as values, and written
-nowhere (decode/eight_bit.py has the layouts).
+nowhere (eight_bit_operands.py has the layouts).
 
-      rotary part ──────────────────────────────────────▶ Sᵀ [64, 16]  + Σ block · Qᵀ × the block's scales ──▶ softmax
-      latents [64, 512] of 8 bits, blocks of 128 columns ─┘                                                      │
-                                     └──▶ Oᵀ of each block [128, 16] += blockᵀ · Pᵀ, weights times its scales ◀──┘
+      rotary part ───────────────────────────────────────▶ Sᵀ [128, 16]  + Σ block · Qᵀ × the block's scales ──▶ softmax
+      latents [128, 512] of 8 bits, blocks of 128 columns ─┘                                                       │
+                                      └──▶ Oᵀ of each block [128, 16] += blockᵀ · Pᵀ, weights times its scales ◀──┘
+
+Two warpgroups are one role: each has 64 keys of a tile's scores, and half of every block's columns in the output, so
+their sums never meet, and weights go through shared memory anyway. A block is converted while the product of the one
+before runs.
 
 A scale of a key's block is part of the exponent of its weight, so each block has weights of its own, and references of
 their own, which keep them within fp16 whatever scales are. Scales of a token or of all of them are those of four
@@ -19,12 +23,10 @@ from ...nvidia.opaque import hide_from_compiler
 from ...pieces.softmax import LOWEST
 from ..decode.attend_swap_ab import any_exceeds, exponents, masked_scores, powers, raised, thread_sum
 from ..decode.context import in_tile, rows_of
-from ..decode.eight_bit import block_scales, in_key_order, keys_product, values_product
 from ..decode.load import block_keys, in_cache
-from ..finite import clear_outside
-from ..layouts import accumulator_layout
 from .attend import write_columns
-from .context import TileSlots, half_tile, rope_tile
+from .context import TileSlots, half_tile, half_words, rope_tile
+from .eight_bit_operands import accumulators, by_rows, in_key_order, key_operand, value_operand
 
 BLOCK = gl.constexpr(128)  # columns of a scale
 BLOCKS = gl.constexpr(4)
@@ -32,12 +34,12 @@ BLOCKS = gl.constexpr(4)
 
 @gluon.aggregate
 class NarrowLatents:
-    """Loop state of one item; columns of a block of the output are in the order of `values_product`."""
+    """Loop state of one item."""
 
-    o: gl.tuple  # of each block [128, R] fp32
+    o: gl.tuple  # of each block [128, R] fp32, rows in the order of `value_operand`
     most: gl.tuple  # [R] of each block: reference of its weights
     m: gl.tensor  # [R], of the sums
-    l: gl.tensor  # [4, 8, R]
+    l: gl.tensor  # [warps, 8, R]
     power: gl.tensor  # [R], of the queries
     slots: TileSlots
 
@@ -73,18 +75,18 @@ def fetch_fractions(ctx, item):
     top = gl.maximum(top, gl.convert_layout(of_rope, top.type.layout))
     exponent = gl.maximum(gl.minimum((top.to(gl.int32, bitcast=True) >> 23) & 255, 253), 1)
     inverse = ((254 - exponent) << 23).to(gl.float32, bitcast=True)
-    latent = in_key_order((latent * inverse[:, None]).to(gl.float16))
+    latent = in_key_order((latent * inverse[:, None]).to(gl.float16), BLOCK)
     rope = rope * gl.convert_layout(inverse, of_rope.type.layout)[:, None]
     gl.barrier()  # all warps have read the queries of the item before
     ctx.rings.q.index(0).store(latent)
     if config.narrow_rope:
-        ctx.rings.q_rope.index(0).store(in_key_order(rope.to(gl.float16)))
+        ctx.rings.q_rope.index(0).store(in_key_order(rope.to(gl.float16), config.rope))
     else:
         ctx.rings.q_rope.index(0).store(rope.to(gl.bfloat16))
     fence_async_shared()
     gl.barrier()
     power = (exponent << 23).to(gl.float32, bitcast=True)
-    return gl.convert_layout(power, gl.SliceLayout(0, accumulator_layout(config.rows)))
+    return gl.convert_layout(power, gl.SliceLayout(0, accumulators(config)))
 
 
 @gluon.jit
@@ -92,7 +94,7 @@ def query_columns(ctx, item, queries, column: gl.constexpr, cols: gl.constexpr):
     """Columns of the item's queries [R, cols] from `column` on, fp32; rows past the end are 0."""
     config: gl.constexpr = ctx.config
     lanes: gl.constexpr = min(cols // 8, 32)
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [config.attending_warps, 1], [1, 0])
     row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))
     col = column + gl.arange(0, cols, gl.SliceLayout(0, layout))[None, :]
     rows = rows_of(ctx, item, row)
@@ -103,10 +105,10 @@ def query_columns(ctx, item, queries, column: gl.constexpr, cols: gl.constexpr):
 @gluon.jit
 def no_narrow_keys(config: gl.constexpr, slots, power):
     """State before the first key of an item."""
-    layout: gl.constexpr = accumulator_layout(config.rows)
+    layout: gl.constexpr = accumulators(config)
     m = gl.full([config.rows], LOWEST, gl.float32, gl.SliceLayout(0, layout))
     o = gl.zeros([BLOCK, config.rows], gl.float32, layout)
-    l = thread_sum(gl.zeros([config.block_n, config.rows], gl.float32, layout))
+    l = thread_sum(no_scores(config))
     return NarrowLatents((o, o, o, o), (m, m, m, m), m, l, power, slots)
 
 
@@ -117,7 +119,7 @@ def attend_narrow_keys(ctx, state, item, i):
     ctx.rings.k.consumer_wait(slots.rope)
     scales = ()
     for part in gl.static_range(BLOCKS):
-        scales += (block_scales(ctx, ctx.rings.scales, slots.rope, part),)
+        scales += (block_scales(ctx, slots, part),)
     s = narrow_scores(ctx, slots, scales) * state.power[None, :]
     ctx.rings.k.consumer_release(slots.rope)
     x = exponents(ctx, masked_scores(ctx, s, item, i))
@@ -146,24 +148,58 @@ def attend_narrow_keys(ctx, state, item, i):
 
 
 @gluon.jit
+def block_scales(ctx, slots, part: gl.constexpr):
+    """Scales [N] of block number `part` of a tile's columns."""
+    keys: gl.constexpr = ctx.config.block_n
+    layout: gl.constexpr = gl.SliceLayout(1, accumulators(ctx.config))
+    return ctx.rings.scales.index(slots.rope.index).slice(part * keys, keys, 0).load(layout)
+
+
+@gluon.jit
 def narrow_scores(ctx, slots, scales):
-    """Products [N, R] of a tile's keys with the fractions of queries, times the keys' scales."""
+    """Products [N, R] of a tile's keys with the fractions of queries, times the keys' scales. Two left operands fit
+    into registers beside the one that is loaded; each wait makes both warpgroups meet."""
+    here = hide_from_compiler(0)  # else addresses of all products are in registers
+    rotary = start_rotary(ctx, slots, here)
+    ctx.rings.v.consumer_wait(slots.left)
+    first = start_scores(ctx, slots, here, 0)
+    second = start_scores(ctx, slots, here, 1)
+    first = warpgroup_mma_wait(1, deps=first + rotary)
+    s = first[2] * scales[0][:, None] if ctx.config.narrow_rope else first[2]
+    s += first[0] * scales[0][:, None]
+    ctx.rings.v.consumer_wait(slots.right)
+    third = start_scores(ctx, slots, here, 2)
+    s += warpgroup_mma_wait(1, deps=second)[0] * scales[1][:, None]
+    last = warpgroup_mma_wait(0, deps=third + start_scores(ctx, slots, here, 3))
+    return s + last[0] * scales[2][:, None] + last[2] * scales[3][:, None]
+
+
+@gluon.jit
+def start_scores(ctx, slots, here, part: gl.constexpr):
+    """(products [N, R] of block number `part` of a tile's latents, which are under way; their left operand)."""
+    config: gl.constexpr = ctx.config
+    k = key_operand(block_tile(ctx, slots, part), config)
+    q = ctx.rings.q.index(here).slice(part * BLOCK, BLOCK, 1).permute((1, 0))
+    return warpgroup_mma(k, q, no_scores(config), use_acc=False, is_async=True), k
+
+
+@gluon.jit
+def start_rotary(ctx, slots, here):
+    """The same of a tile's rotary part; of 16 bits its left operand is in no registers."""
     config: gl.constexpr = ctx.config
     rope = rope_tile(ctx, slots.rope)
-    here = hide_from_compiler(0)  # else addresses of all products are in registers
+    q = ctx.rings.q_rope.index(here).permute((1, 0))
     if config.narrow_rope:
-        s = keys_product(rope, ctx.rings.q_rope.index(here), config) * scales[0][:, None]
+        k = key_operand(rope, config)
+        return warpgroup_mma(k, q, no_scores(config), use_acc=False, is_async=True), k
     else:
-        zero = gl.zeros([config.block_n, config.rows], gl.float32, accumulator_layout(config.rows))
-        s = warpgroup_mma(rope, ctx.rings.q_rope.index(here).permute((1, 0)), zero, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(0, deps=(s,))
-    ctx.rings.v.consumer_wait(slots.left)
-    for part in gl.static_range(BLOCKS):
-        if part == BLOCKS // 2:
-            ctx.rings.v.consumer_wait(slots.right)
-        q = ctx.rings.q.index(here).slice(part * BLOCK, BLOCK, 1)
-        s += keys_product(block_tile(ctx, slots, part), q, config) * scales[part][:, None]
-    return s
+        return (warpgroup_mma(rope, q, no_scores(config), use_acc=False, is_async=True),)
+
+
+@gluon.jit
+def no_scores(config: gl.constexpr):
+    """Scores [N, R] of 0."""
+    return gl.zeros([config.block_n, config.rows], gl.float32, accumulators(config))
 
 
 @gluon.jit
@@ -178,21 +214,44 @@ def clear_past_end(ctx, slots, item, i):
     """Latents past the end of the sequence become 0: a weight of 0 does not hide a NaN."""
     valid = item.row_tile.length - item.key_tile(i) * ctx.config.block_n
     if valid < ctx.config.block_n:
-        clear_outside(half_tile(ctx, slots.left), 0, valid)
-        clear_outside(half_tile(ctx, slots.right), 0, valid)
+        clear_half(ctx, slots.left, valid)
+        clear_half(ctx, slots.right, valid)
+        fence_async_shared()
+        gl.barrier()
+
+
+@gluon.jit
+def clear_half(ctx, slot, valid):
+    """Rows of a half from `valid` on become 0."""
+    warps: gl.constexpr = ctx.config.attending_warps
+    words = half_words(ctx, slot, gl.int32)
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [warps, 1], [1, 0])
+    row = gl.arange(0, words.shape[0], gl.SliceLayout(1, layout))[:, None]
+    words.store(gl.where(row < valid, words.load(layout), 0))
 
 
 @gluon.jit
 def add_blocks(ctx, o, slots):
-    """The output with a tile's part of it, which is given back."""
-    made = ()
+    """The output with a tile's part of it, whose halves are given back once they are in registers."""
     here = hide_from_compiler(0)
-    for part in gl.static_range(BLOCKS):
-        made += (values_product(block_tile(ctx, slots, part), ctx.rings.p.index(here + part), o[part], ctx.config),)
-        if part == BLOCKS // 2 - 1:
-            ctx.rings.v.consumer_release(slots.left)
+    first = start_values(ctx, o, slots, here, 0)
+    second = start_values(ctx, o, slots, here, 1)
+    ctx.rings.v.consumer_release(slots.left)
+    first = warpgroup_mma_wait(1, deps=first)
+    third = start_values(ctx, o, slots, here, 2)
+    second = warpgroup_mma_wait(1, deps=second)
+    last = start_values(ctx, o, slots, here, 3)
     ctx.rings.v.consumer_release(slots.right)
-    return made
+    last = warpgroup_mma_wait(0, deps=third + last)
+    return first[0], second[0], last[0], last[2]
+
+
+@gluon.jit
+def start_values(ctx, o, slots, here, part: gl.constexpr):
+    """(the output's block number `part` with a tile's part of it, which is under way; its left operand)."""
+    half = half_words(ctx, slots.left if part < BLOCKS // 2 else slots.right, gl.int16)
+    v = value_operand(half.slice(part % (BLOCKS // 2) * (BLOCK // 2), BLOCK // 2, 1), ctx.config)
+    return warpgroup_mma(v, ctx.rings.p.index(here + part).permute((1, 0)), o[part], is_async=True), v
 
 
 @gluon.jit
@@ -206,10 +265,9 @@ def scaled_blocks(o, factors):
 
 @gluon.jit
 def write_blocks(ctx, state, factor, lse, item):
-    """Write the output's blocks times a factor [R], which a thread has four columns of in a piece."""
-    rows: gl.constexpr = ctx.config.rows
+    """Write the output's blocks times a factor [R]."""
     for part in gl.static_range(BLOCKS):
         o = state.o[part] * (factor * gl.exp2(state.most[part] - state.m))[None, :]
-        o = o.reshape([2, 4, 2, 8, rows]).permute((4, 1, 3, 0, 2)).reshape([rows, BLOCK])
+        o = by_rows(o)
         own = gl.convert_layout(lse, gl.SliceLayout(1, o.type.layout))
         write_columns(ctx, o, own, item, part * BLOCK)
