@@ -23,7 +23,7 @@ from .config import LEAST_BOX, REGISTERS, DecodeConfig, LengthSums, Overlap, Sch
 MAX_TOKENS = 16
 MANY_KEYS = 512  # with fewer dense keys the prefill kernel is faster
 SM_SMEM = 233_472  # 228 KiB of an SM, of which every resident block takes 1 KiB for itself
-SLACK = 512  # bytes the compiler adds: alignment of barriers, scratch of reductions
+SLACK = 520  # bytes the compiler adds: alignment of barriers, scratch of reductions (516 at 512 columns)
 WHOLE_HEAD = 1 << 20  # key tiles of a part that holds all keys of a head
 INVARIANT_KEYS = 2048  # keys of a part when results must not depend on the rest of the batch
 IN_FLIGHT = 128 * 1024  # bytes of K and V in flight on an SM: with more, SMs finish further apart
