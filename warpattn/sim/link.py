@@ -14,7 +14,7 @@ from .errors import SimulationError
 from .ir.module import Block, Module, Op, walk
 from .machine.clusters import clustered
 from .machine.exchange import exchange, update_once
-from .machine.registry import END, PLAIN, TABLE
+from .machine.registry import BLOCKING, END, LOOKING, PLAIN, TABLE, TASKED
 
 _ALLOCATING = {"ttg.local_alloc", "ttng.tmem_alloc"}
 _ISOLATED = {"ttg.warp_specialize"}
@@ -50,6 +50,7 @@ def link(module: Module) -> Module:
     if module.num_ctas > 1:
         for op in (op for block in module.functions.values() for op in walk(block) if op.name == "tt.atomic_rmw"):
             update_once(op, module.text)
+            op.acts = True
     return module
 
 
@@ -111,6 +112,7 @@ def _op(op: Op, scope: Scope, lifted: bool) -> None:
     op.run = builder(op)
     if op.exchanged:
         exchange(op)
+    op.acts = op.kind in (TASKED, BLOCKING) and (op.exchanged or op.name not in LOOKING)
 
 
 def _lookup(op: Op, name: str, scope: Scope) -> int:

@@ -71,7 +71,8 @@ def simulate(
     schedule: eager, lazy, random or adversarial; (schedule, seed) repeats a run. schedules, seeds: run several times,
     each from the same memory, under "all" schedules, one or several, under `random` once for each of so many seeds, or
     for a list of them; findings name the schedule and seed that repeat them, and outputs are those of the first run.
-    in_flight=16: programs that run side by side. step_limit=5,000,000: steps after which a run is stopped.
+    in_flight=16: programs that run side by side. step_limit=5,000,000: steps (rounds of loops, turns of
+    roles) after which a run is stopped; a hundredth of it while loops change nothing but their own values.
     timing=False: predict times, of a sweep's first run, with a model of the chip. fixed_order=False: whether atomic
     additions of floats to one element that nothing orders are a race, since sums then differ from run to run.
     first_finding=False: whether a run ends at its first finding, with outputs as they are then.

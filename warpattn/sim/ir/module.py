@@ -70,6 +70,7 @@ class Op:
     ctas: Ctas | None = None  # the cluster that the kernel is compiled for, filled by linking
     exchanged: bool = False  # needs elements that other CTAs of the cluster have, filled by linking
     in_role: bool = False  # of a cluster's program: inside of warp_specialize
+    acts: bool = False  # changes what a role could see, filled by linking
 
     @property
     def type(self) -> Type:

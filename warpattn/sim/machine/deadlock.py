@@ -1,4 +1,8 @@
-"""The report of a deadlock: which role waits for what, and which lines could still arrive."""
+"""The reports of a deadlock and of a livelock: which role waits for what, and which lines could still arrive.
+
+A livelock is found exactly: every role waits in vain or has gone round a loop once without changing its own values or
+anything that a role could see (`Run.state`), so it does the same again for ever.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,15 @@ def deadlock(run: Run) -> NoReturn:
         barrier, phase = str(first.barrier.number), first.generation
     places = tuple(task.place() for task in causes)
     run.findings.add(Finding("Deadlock", "; ".join(sentences), places, barrier=barrier, phase=phase))
+    raise StopRun
+
+
+def livelock(run: Run) -> NoReturn:
+    """Report that no role can do anything but go round a loop that changes nothing, and end the run."""
+    text = f"nothing changes any more: {run.whereabouts()}"
+    if run.waiting:
+        text += f"; {len(run.waiting)} programs have not started, since only in_flight of them run side by side"
+    run.findings.add(Finding("Livelock", text, tuple(task.at() for task in run.tasks)))
     raise StopRun
 
 

@@ -33,8 +33,10 @@ def run_block(task: Task, block: Block, registers: list[Any]) -> Steps:
                         value = op.run(task, *[registers[i] for i in op.ins])  # pyright: ignore[reportOptionalCall]
                     else:
                         value = yield from _waiting(task, op, registers)
+                    task.machine.changes += op.acts
             except PendingRead:
                 value = yield from _finish_first(task, op, registers)
+                task.machine.changes += op.acts
             except (SimulationError, StopRun):
                 raise
             except Exception as error:

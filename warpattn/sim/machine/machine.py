@@ -8,7 +8,6 @@ operation. When no role can run, the queue runs one piece of asynchronous work; 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -17,13 +16,12 @@ from ..errors import StopRun
 from ..ir.locations import enclosing_function
 from ..ir.module import Block
 from .clusters import Cluster
-from .deadlock import deadlock
+from .deadlock import deadlock, livelock
 from .interpreter import hoisted, run_block
-from .progress import Progress
 from .roles import Program, Run, Steps, Task, TasksWait
 
 _SPINNING = 32  # rounds in which roles only spin before asynchronous work runs beside them
-
+_IDLE = 100  # of the step limit a run may take this part without changing anything
 
 _RESIDENT = 2  # programs that run side by side where they cancel others: the fewer, the more there is to cancel
 
@@ -31,10 +29,11 @@ _RESIDENT = 2  # programs that run side by side where they cancel others: the fe
 class Machine(Run):
     """A run of a kernel."""
 
+    _changes = _changed = 0  # how often something had changed when it was looked at last, and the step of that
+
     def run(self, arguments: Sequence[Any], in_flight: int, step_limit: int) -> None:
         """Run every program of the grid."""
         self.step_limit = step_limit
-        progress = Progress(self.module.entry, math.prod(self.grid))
         if "ttng.clc_try_cancel" in self.module.text:
             in_flight = min(in_flight, _RESIDENT)
         waiting = self.waiting = [(x, y, z) for z, y, x in product(*(range(n) for n in reversed(self.grid)))][::-1]
@@ -42,25 +41,52 @@ class Machine(Run):
         spins = 0
         try:
             while waiting or self.tasks:
-                progress.tell(len(waiting), self.steps)
+                self.progress.tell(len(waiting), self.steps)
                 while waiting and len({task.program.index for task in self.tasks}) < in_flight:
                     self._launch(waiting.pop(), block, registers)
                 ready = [task for task in self.tasks if task.wait is None or task.wait.ready()]
                 if not ready:
-                    if not self.queue.run_one():
+                    if not self._run_agent():
                         deadlock(self)
                     continue
                 spun = self._turn(ready)
                 spins = spins + 1 if spun else 0
-                if spins > _SPINNING * max(1, len(self.tasks)):
-                    self.queue.run_one()
+                if spun and self._goes_round():
+                    if not self._run_agent():
+                        livelock(self)
+                elif spins > _SPINNING * max(1, len(self.tasks)):
+                    self._run_agent()
+                    self._idle()
                     spins = 0
-            while self.queue.run_one():
+            while self._run_agent():
                 pass
         except StopRun:
             pass
         finally:
-            progress.close()
+            self.progress.close()
+
+    def _run_agent(self) -> bool:
+        """Run one piece of asynchronous work; false if none is left."""
+        ran = self.queue.run_one()
+        self.changes += ran
+        return ran
+
+    def _goes_round(self) -> bool:
+        """Whether no role can do anything but go round a loop that changes nothing."""
+        state = self.state()
+        return all(
+            not task.wait.ready() if task.wait is not None else task.loop is not None and task.loop.still == state
+            for task in self.tasks
+        )
+
+    def _idle(self) -> None:
+        """Roles go round loops that change their own values at most: not for ever."""
+        if self.changes != self._changes:
+            self._changes, self._changed = self.changes, self.steps
+        idle = max(1, self.step_limit // _IDLE)
+        if self.steps - self._changed > idle:
+            why = f"in {idle:,} steps (step_limit / {_IDLE}) nothing changes but loops' own values: "
+            self.stop(why + self.whereabouts(), [task.at() for task in self.tasks])
 
     def cancel_one(self) -> tuple[int, int, int] | None:
         """Take back a program that has not started: its place in the grid; None if all have."""
@@ -73,6 +99,7 @@ class Machine(Run):
             task = Task(self, program, self.module.entry, self.module.num_warps, self.lanes.clock())
             task.steps = self._main(task, block, registers.copy())
             self.tasks.append(task)
+        self.changes += 1
 
     def _entry(self, arguments: Sequence[Any]) -> tuple[Block, list[Any]]:
         """What every program runs, and the registers that it starts with: what is the same in all is computed once."""
@@ -111,11 +138,13 @@ class Machine(Run):
         self.tick()
         task.wait = None
         assert task.steps is not None
+        self.changes += task.op is not None and task.op.acts  # it may stand in the middle of that
         try:
             task.wait = next(task.steps)
         except StopIteration:
             task.finish()
             self.tasks.remove(task)
+            self.changes += 1
             return False
         # A role that only yields runs last; one that waits ran most recently and runs first again.
         task.last_run = -self.steps if task.wait is None else self.steps

@@ -23,6 +23,17 @@ Builder = Callable[[Op], Callable[..., Any]]
 
 TABLE: dict[str, tuple[int, Builder]] = {}
 
+# Operations that act for a role and by themselves change nothing that a role could see: views, loads, waits. What
+# atomic operations change they count themselves (`Run.changes`).
+LOOKING = frozenset((
+    "tt.load", "tt.get_program_id", "tt.get_num_programs", "tt.int_to_ptr", "tt.ptr_to_int", "tt.atomic_load",
+    "tt.atomic_poll", "tt.atomic_rmw", "tt.atomic_cas", "ttg.local_load", "ttg.local_gather", "ttg.memdesc_index",
+    "ttg.memdesc_subslice", "ttg.memdesc_trans", "ttg.memdesc_reshape", "ttg.memdesc_reinterpret", "ttg.async_wait",
+    "ttng.tmem_load", "ttng.tmem_subslice", "ttng.wait_barrier", "ttng.warp_group_dot_wait",
+    "ttng.async_tma_store_wait", "ttng.fence_async_shared", "amdg.buffer_load",
+    "tt.elementwise_inline_asm",
+))  # fmt: skip
+
 
 def _register(kind: int, names: tuple[str, ...]) -> Callable[[Builder], Builder]:
     def add(builder: Builder) -> Builder:

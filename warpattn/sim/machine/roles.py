@@ -5,10 +5,11 @@ Run ── Program (one CTA of a program of the grid) ── Task (one of its ro
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from random import Random
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 from ..errors import StopRun
 from ..ir.module import Module, Op
@@ -18,10 +19,24 @@ from ..memory.global_memory import GlobalMemory, Toucher
 from ..memory.shared import Access, MemDesc
 from .agents import Agent, Queue
 from .clusters import Cluster
+from .progress import Progress
 from .states import LAST, Ended, keep
 from .sync import Barrier, NamedBarrier, Wait
 
 Steps = Generator[Wait | None, None, Any]
+_TOLD = 256  # steps between two looks at the clock
+_NAMED = 8  # roles of a run without an end
+
+
+class Rounds(Protocol):
+    """A loop that goes round without a number of rounds."""
+
+    op: Op
+    still: tuple[int, int] | None  # the state in which a round changed nothing, the loop's own values neither
+
+    def reason(self, task: Task) -> str:
+        """Why it goes round: what it reads, and what is there."""
+        ...
 
 
 class Run:
@@ -38,8 +53,11 @@ class Run:
         self.roles: dict[str, str] = {}  # partition -> role
         self.kept: list[Program] = []  # of which the report shows how they ended
         self.waiting: list[tuple[int, int, int]] = []  # programs that have not started, the next one last
+        self.progress = Progress(module.entry, math.prod(grid))
         self.steps = 0
         self.step_limit = 0
+        self.changes = 0  # of what a role could see
+        self.readings = 0  # that nothing of it determines: of clocks, of what the preceding launch may still write
         self.first_finding = False  # whether the run ends there
         self._preempt = schedule == "random"
 
@@ -52,13 +70,31 @@ class Run:
         self.steps += 1
         if self.first_finding and self.findings.added:
             raise StopRun
+        if not self.steps % _TOLD:
+            self.progress.tell(len(self.waiting), self.steps)
         if self.steps > self.step_limit:
-            roles = ", ".join(str(task.place()) for task in self.tasks[:8])
-            places = tuple(task.place() for task in self.tasks)
-            self.findings.add(
-                Finding("StepLimit", f"no end after {self.step_limit} steps; running are {roles}", places)
-            )
-            raise StopRun
+            why = f"no end after {self.step_limit:,} steps (step_limit): {self.whereabouts()}"
+            self.stop(why, [task.at() for task in self.tasks])
+
+    def state(self) -> tuple[int, int]:
+        """A number of all that a role could see: while it stays, a role finds the same."""
+        return self.changes, self.readings
+
+    def foresee(self, task: Task, rounds: int) -> None:
+        """A role begins a loop that has no other end than so many rounds, of a step or more each."""
+        if self.steps + rounds > self.step_limit:
+            place, limit = task.place(), f"{self.step_limit:,} steps (step_limit)"
+            self.stop(f"{place} begins a loop of {rounds:,} rounds, and a run ends after {limit}", [place])
+
+    def stop(self, why: str, places: Sequence[Place]) -> NoReturn:
+        """Report that the run takes too long, and end it."""
+        self.findings.add(Finding("StepLimit", why, tuple(places)))
+        raise StopRun
+
+    def whereabouts(self) -> str:
+        """Where the roles are, and what each waits for."""
+        more = f"; and {len(self.tasks) - _NAMED} more roles" if len(self.tasks) > _NAMED else ""
+        return "; ".join(task.whereabouts() for task in self.tasks[:_NAMED]) + more
 
     def pending_at_exit(self, agent: Agent, why: str) -> None:
         text = f"the {agent.engine} of {agent.place} is under way at the end: {why}"
@@ -98,6 +134,7 @@ class Task:
         self.wait: Wait | None = None
         self.done = False
         self.op: Op | None = None
+        self.loop: Rounds | None = None  # the last that went round
         self.events: deque[tuple[int, Op]] = deque(maxlen=LAST)
         self.last_run = 0
         self.products: list[Agent] = []  # matrix products that were not waited for
@@ -113,6 +150,18 @@ class Task:
     def place(self) -> Place:
         """This role at its present op."""
         return Place(self.role, self.op.frames if self.op else ())
+
+    def at(self) -> Place:
+        """The same; of a role that goes round a loop, the loop's line."""
+        return self.place() if self.wait is not None or self.loop is None else Place(self.role, self.loop.op.frames)
+
+    def whereabouts(self) -> str:
+        """Where the role is, and what it waits for."""
+        if self.wait is not None:
+            return f"{self.place()} waits for {self.wait.describe()}"
+        if self.loop is None:
+            return f"{self.place()} runs"
+        return f"{self.at()} goes round a loop {self.loop.reason(self)}"
 
     def toucher(self) -> Toucher:
         """Who accesses global memory; in an epoch of its own, so that a race names the right line."""

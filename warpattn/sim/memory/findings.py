@@ -10,6 +10,7 @@ from ..ir.locations import Frame
 KINDS = (
     "Race",
     "Deadlock",
+    "Livelock",
     "PhaseError",
     "PhaseRace",
     "UninitialisedRead",

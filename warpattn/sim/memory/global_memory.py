@@ -98,7 +98,7 @@ class GlobalMemory:
         self.owners: list[Any] = []  # of the buffers' bytes: alive as long as the run
         self.places: dict[int, Place] = {}  # lane*2^32+epoch of a write, read or atomic -> where; the newest per lane
         self._lanes: dict[int, Place] = {}
-        self._preceded = False  # whether the preceding launch writes anything
+        self.preceded = False  # whether the preceding launch writes anything
 
     def add(self, name: str, address: int, nbytes: int, granule: int) -> GlobalBuffer:
         buffer = GlobalBuffer(len(self.buffers) + 1, name, address, nbytes, granule)
@@ -108,7 +108,7 @@ class GlobalMemory:
     def mark_preceding_writes(self, buffer: GlobalBuffer, cells: np.ndarray) -> None:
         """Record cells as written by the preceding launch."""
         packed = PRECEDING << 32 | 1
-        self._preceded = True
+        self.preceded = True
         buffer.has_writes = True
         buffer.last_write[cells] = packed
         self.places[packed] = Place("the preceding launch", ())
@@ -116,7 +116,7 @@ class GlobalMemory:
     def in_flux(self, buffer: GlobalBuffer, cells: np.ndarray, who: Toucher) -> np.ndarray | None:
         """Which cells the preceding launch may still be writing, as far as `who` knows; None if it is known to have
         ended or writes nothing."""
-        if not self._preceded or who.clock.preceded:
+        if not self.preceded or who.clock.preceded:
             return None
         return buffer.last_write[cells] >> 32 == PRECEDING
 

@@ -66,7 +66,12 @@ def _elementwise(op: Op) -> Callable[..., Any]:
     text = _squeezed(op.strings[0])
     if text in _OF_PROGRAM and not op.inputs:
         op.kind, kind, of_program = TASKED, op.outputs[0], _OF_PROGRAM[text]
-        return lambda task: as_register(np.full(kind.shape or (), of_program(task))[()], kind)
+
+        def read(task: Any) -> Any:
+            task.machine.readings += 1
+            return as_register(np.full(kind.shape or (), of_program(task))[()], kind)
+
+        return read
     function, kinds = _ELEMENTWISE.get(text), op.outputs
     if function is None:
         raise op.error(f"no handler for the assembly {text!r}; register one with warpattn.sim.elementwise")

@@ -7,10 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.module import Op
+from ..ir.formats import decode, memory_dtype
+from ..ir.module import Op, walk
 from ..machine.interpreter import edges, evaluate, run_block
 from ..machine.pending import Unusable
 from ..machine.registry import end, flow, jump
+from ..memory.shared import MemDesc
+from .memory import pointee
+
+_READING = {
+    "tt.load", "tt.atomic_load", "tt.atomic_rmw", "tt.atomic_cas", "amdg.buffer_load", "ttg.local_load",
+    "ttng.wait_barrier",
+}  # fmt: skip
+_NUMBERS = (np.ndarray, np.generic, int, float)
 
 end(
     "scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return", "tt.map_elementwise.return",
@@ -70,7 +79,9 @@ def _for(op: Op) -> Callable[..., Any]:
         body = op.regions[0]
         variable, *slots = body.slots
         values = [registers[i] for i in carried]
-        for i in range(registers[low], registers[high], registers[step]):
+        rounds = range(registers[low], registers[high], registers[step])
+        task.machine.foresee(task, (rounds.stop - rounds.start) // rounds.step)
+        for i in rounds:
             task.machine.tick()
             registers[variable] = i
             for slot, value in zip(slots, values, strict=False):
@@ -87,20 +98,73 @@ def _while(op: Op) -> Callable[..., Any]:
 
     def run(task: Any, registers: list[Any]) -> Any:
         before, after = op.regions
-        values = [registers[i] for i in ins]
+        begun = values = [registers[i] for i in ins]
+        state = task.machine.state()
+        task.loop = loop = Loop(op, registers, task.loop)
         while True:
             task.machine.tick()
             for slot, value in zip(before.slots, values, strict=False):
                 registers[slot] = value
             condition, *values = yield from run_block(task, before, registers)
             if not settled(task, op, condition):
+                task.loop = loop.around
                 return values[0] if count == 1 else values
             for slot, value in zip(after.slots, values, strict=False):
                 registers[slot] = value
-            values = yield from run_block(task, after, registers)
+            last, seen = begun, state
+            begun = values = yield from run_block(task, after, registers)
+            state = task.machine.state()
+            loop.still = state if state == seen and all(map(_same, last, values)) else None
             yield None  # the loop may spin until another role writes
 
     return run
+
+
+class Loop:
+    """A `while` that a role goes round: where it stands."""
+
+    def __init__(self, op: Op, registers: list[Any], around: Loop | None) -> None:
+        self.op, self.around, self._registers = op, around, registers
+        self.still: tuple[int, int] | None = None  # the state in which a round changed nothing
+
+    def reason(self, task: Any) -> str:
+        """Why it goes round: what it reads, and what is there."""
+        reads = [self._read(task, op) for region in self.op.regions for op in walk(region)]
+        found = list(dict.fromkeys(read for read in reads if read))
+        if not found:
+            return "that reads no memory"
+        return f"that reads {', '.join(found[:4])}" + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+
+    def _read(self, task: Any, op: Op) -> str:
+        """What an operation of the loop has read last; nothing if it reads no memory or has not run."""
+        place = self._registers[op.ins[0]] if op.name in _READING else None
+        line = f"line {op.frames[0].line}" if op.frames else "an unknown line"
+        if isinstance(place, MemDesc):
+            if op.name != "ttng.wait_barrier":
+                return f"{place.buffer.name} ({line})"
+            barrier = task.barrier(place)
+            return f"barrier {barrier.name} ({line}), of which {barrier.phase} phases are complete"
+        if place is None or isinstance(place, Unusable):
+            return ""
+        address, kind = np.asarray(place, np.int64).reshape(-1).item(0), pointee(op.inputs[0])
+        buffer = task.machine.memory.find(address)
+        if buffer is None or not 0 <= address - buffer.base <= buffer.nbytes - kind.itemsize:
+            return ""
+        if op.name == "amdg.buffer_load":
+            return f"{buffer.name} ({line})"
+        at = address - buffer.base
+        holds = decode(buffer.bytes[at : at + kind.itemsize].view(memory_dtype(kind.elem)), kind.elem)[0]
+        return f"byte {at} of {buffer.name} ({line}), which holds {holds}"
+
+
+def _same(value: Any, other: Any) -> bool:
+    """Whether two values of a loop are the same bits; false if that cannot be said."""
+    if value is other:
+        return True
+    if not (isinstance(value, _NUMBERS) and isinstance(other, _NUMBERS)):
+        return False
+    x, y = np.asarray(value), np.asarray(other)
+    return x.dtype == y.dtype and x.shape == y.shape and x.dtype != object and x.tobytes() == y.tobytes()
 
 
 def settled(task: Any, op: Op, condition: Any) -> Any:

@@ -49,6 +49,7 @@ def _load(op: Op) -> Callable[..., Any]:
         if limit is not None:
             mask = limit(mask, task.program.cta)
         chance = task.machine.rng if volatile else None
+        task.machine.readings += volatile and task.machine.memory.preceded and not task.clock.preceded
         return load_pointers(task.machine.memory, task.toucher(), kind, pointers, mask, other, chance)
 
     return run

@@ -136,8 +136,9 @@ def _atomic(
         old[i] = value
         if update is None:
             continue
-        new = update(value, i)
+        new, before = update(value, i), bits.tobytes()
         bits[0] = encode(np.asarray([new], register_dtype(kind.elem)), kind.elem)[0] if floats else new
+        task.machine.changes += bits.tobytes() != before
     _acquire(task, learned.values())
     if order in ("acq_rel", "release"):
         _release(task, order == "release", reached)

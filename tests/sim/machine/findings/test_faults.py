@@ -192,10 +192,3 @@ def test_a_run_may_end_at_its_first_finding():
     assert first.findings == whole.findings[: len(first.findings)] and 0 < first.steps < whole.steps
     report, right = ring("", schedule="lazy", first_finding=True)
     assert report.clean and right
-
-
-def test_a_livelock_ends_with_a_report():
-    lock, total = np.ones(1, np.int32), np.zeros(1, np.int32)
-    report = run(plain_kernels.lock_kernel, (1,), {"lock": lock, "total": total}, {"N": 8}, step_limit=1000)
-    found = report.of_kind("StepLimit")
-    assert found and "atomic_cas" in linecache.getline(*found[0].places[0].frames[0])
