@@ -8,7 +8,7 @@ from torch import Tensor
 
 from warpattn.kernels.sm100 import signature
 from warpattn.kernels.sm100.config import FA4Config
-from warpattn.kernels.sm100.sequence_args import Shape, sequence_args
+from warpattn.kernels.sm100.sequence_args import Shape, recompute_args, sequence_args
 from warpattn.kernels.sm100.traits import Traits
 from warpattn.language.nodes import Program
 from warpattn.masks import Full, Mask
@@ -72,6 +72,7 @@ class Case:
         return sequence_args(x, Dense(), self.config) | {
             "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": self.dim**-0.5,
             "shape": Shape(self.seq_q, self.seq_k, self.heads, self.grid[0]),
+            "recompute_args": recompute_args(mask.outputs[0], x, self.config),
             "mask_args": flat(mask.tensors), "score_args": flat(() if score is None else score.tensors),
         }  # fmt: skip
 

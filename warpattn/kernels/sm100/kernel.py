@@ -18,20 +18,22 @@ from .prefill_1q.kernel import start_1q
 from .prefill_2cta.kernel import start_pair
 from .prefill_2q.context import Context, Work, make_barriers, make_memory, make_rings, make_staged
 from .prefill_2q.kernel import start_2q
+from .prefill_2q.recompute import recompute_tiles
 from .sync import first_grid_index
 from .token_scales import make_slots
 
 
 @gluon.jit
 def prefill_kernel(
-    q_desc, k_desc, v_desc, o_desc, lse_ptr, sinks_ptr, scale, shape, sequence_args, mask_args, score_args,
-    config: gl.constexpr, functions: gl.constexpr, traits: gl.constexpr,
+    q_desc, k_desc, v_desc, o_desc, lse_ptr, sinks_ptr, scale, shape, sequence_args, recompute_args, mask_args,
+    score_args, config: gl.constexpr, functions: gl.constexpr, traits: gl.constexpr,
 ):  # fmt: skip
     """Attention forward, or one part of the keys of it.
 
-    `shape` is a `Shape` and `sequence_args` one of the classes of sequence_args.py; `functions` is (keep, span, score),
-    see `Modifiers`. Grid, in clusters: (query tiles * partitions, key heads if the config fuses heads else query heads,
-    batch). With partitions `o_desc` and `lse_ptr` are the workspace's, see combine.py.
+    `shape` is a `Shape` and `sequence_args` one of the classes of sequence_args.py; `recompute_args` is a
+    `RecomputeArgs`, or nothing where no tile is attended to again; `functions` is (keep, span, score), see `Modifiers`.
+    Grid, in clusters: (query tiles * partitions, key heads if the config fuses heads else query heads, batch). With
+    partitions `o_desc` and `lse_ptr` are the workspace's, see combine.py.
     """
     partitions: gl.constexpr = config.splitk_partitions
     index = cluster_index(config)
@@ -58,8 +60,9 @@ def prefill_kernel(
     token_scales = OfTokens(make_slots(config, "k"), make_slots(config, "v"))
     staged, bars = make_staged(config), make_barriers(config)
     ctx = Context(
-        sources, memory, k, v, staged, token_scales, bars, work, tile, run, mods, scores, scale, config, traits
-    )
+        sources, memory, k, v, staged, token_scales, bars, work, tile, run, mods, scores, scale, config, traits,
+        len(recompute_args) > 0,
+    )  # fmt: skip
     workers: gl.constexpr = config.topology.workers
     fence_async_shared()
     if config.num_q == 1:
@@ -68,6 +71,8 @@ def prefill_kernel(
         start_pair(ctx, workers)
     else:
         start_2q(ctx, workers)
+    if len(recompute_args) > 0:
+        recompute_tiles(ctx, recompute_args)
 
 
 @gluon.jit

@@ -11,7 +11,7 @@ from warpattn.problem.scales import call_scales
 from warpattn.sequences import PagedRagged, Ragged, Sequence
 
 from .config import FA4Config
-from .sequence_args import Shape, sequence_args
+from .sequence_args import Shape, recompute_args, sequence_args
 from .traits import Traits
 
 
@@ -24,7 +24,8 @@ def prefill_launch(checked: CheckedCall, x: Operands, sequence: Sequence, choice
     scale = checked.scale if config.eight_bit is None else call_scales(checked.scale, x, sequence)
     args = sequence_args(x, sequence, config) | {
         "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": scale,
-        "shape": Shape(problem.seq_q, problem.seq_k, problem.heads_q, tiles), **modifier_args(checked),
+        "shape": Shape(problem.seq_q, problem.seq_k, problem.heads_q, tiles),
+        "recompute_args": recompute_args(mask.outputs[0], x, config), **modifier_args(checked),
     }  # fmt: skip
 
     def source() -> Any:

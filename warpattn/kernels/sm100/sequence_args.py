@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from warpattn.language.nodes import Node
 from warpattn.problem.argument_types import Int64
 from warpattn.problem.launch import TensorMap
 from warpattn.problem.operands import RUN, Operands
 from warpattn.sequences import PagedKV, PagedRagged, Ragged, Sequence
 
+from ..nvidia.arguments import StridedRows, strided
 from ..nvidia.clipped_map import clipped_map
 from ..nvidia.combine_args import UsedRows
 from .config import FA4Config
@@ -99,6 +101,24 @@ class PagedRaggedArgs(NamedTuple):
     v: MapRows | RunRows
 
 
+class RecomputeArgs(NamedTuple):
+    """The operands of a prefill by their addresses, for tiles that are attended to again."""
+
+    q: StridedRows
+    k: StridedRows
+    v: StridedRows
+    out: StridedRows
+    runs_qk: Any  # of 8 columns
+    runs_v: Any
+
+
+class KeyAddresses(NamedTuple):
+    """Keys and values by their addresses, of kernels that address queries and output themselves."""
+
+    k: StridedRows
+    v: StridedRows
+
+
 UNMAPPED = MapRows(0, 0)  # rows of queries and output that a kernel addresses itself
 
 
@@ -113,6 +133,24 @@ def sequence_args(x: Operands, sequence: Sequence, config: FA4Config) -> dict[st
     q, q_rows = rows_map("q", x.q, config.BM_q // heads, heads, config.BK0)
     o, o_rows = rows_map("out", x.out, config.BM_q // heads, heads, config.store_columns)
     return {"q_desc": q, "o_desc": o} | ragged_args(x, sequence, box, (q_rows, o_rows))
+
+
+def recompute_args(keep: Node, x: Operands, config: FA4Config) -> RecomputeArgs | tuple[()]:
+    """The kernel's arguments for tiles that meet values which `keep` of a mask hides; nothing if it hides none."""
+    if config.pair_cta or not hides(keep):
+        return ()
+    rows = [strided(each) for each in (x.q, x.k, x.v, x.out)]
+    return RecomputeArgs(*rows, x.q.shape[-1] // RUN, x.v.shape[-1] // RUN)
+
+
+def key_addresses(keep: Node, x: Operands) -> KeyAddresses | tuple[()]:
+    """The same of kernels that address queries and output themselves."""
+    return KeyAddresses(strided(x.k), strided(x.v)) if hides(keep) else ()
+
+
+def hides(keep: Node) -> bool:
+    """Whether a mask may hide a key that is within its sequence."""
+    return not (keep.is_constant and keep.value is True)
 
 
 def ragged_args(

@@ -31,7 +31,13 @@ def prefill_source(
         given["k_desc"] = map_type(k_box, config.stored, rows, sequences)
         given["v_desc"] = map_type(v_box, config.stored, cols, not config.pair_cta)
     constants = {"config": config, "functions": modifier_functions(mask, score), "traits": traits}
-    return kernel_source(prefill_kernel, args, constants, given, copied_rows(config.box_rows))
+    hints = copied_rows(config.box_rows) | addressed_rows(args["recompute_args"])
+    return kernel_source(prefill_kernel, args, constants, given, hints)
+
+
+def addressed_rows(x: Any) -> dict[str, Any]:
+    """What is known of the pointers in `RecomputeArgs` or `KeyAddresses`."""
+    return {f"recompute_args.{name}.pointer": ALIGNED for name in ("q", "k", "v", "out") if hasattr(x, name)}
 
 
 def map_type(box: list[int], element: Element, halved: int | None, clipped: bool) -> str:

@@ -20,33 +20,12 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 from triton.language.core import base_value
 
 from ...nvidia.kv_ring import KVPipeline, SharedKVPipeline
+from ...nvidia.strided import Strided
 from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler_split import TileRun
 from ..layouts import box_layout, element_type, key_box, stacked
 from ..sync import make_signal
 from ..token_scales import CONVERTING, TokenScales, values_end
-
-
-@gluon.aggregate
-class Strided:
-    """A (batch, token, head) array in global memory whose entries are rows, or numbers: strides in `unit` elements."""
-
-    pointer: gl.tensor
-    batch: gl.tensor
-    token: gl.tensor
-    head: gl.tensor
-    unit: gl.constexpr
-
-    @gluon.jit
-    def at(self, b, token, head):
-        """Pointers to entries, any shape."""
-        to_batch = gl.to_tensor(b).to(gl.int64) * self.batch
-        return self.pointer + (to_batch + token.to(gl.int64) * self.token + head.to(gl.int64) * self.head) * self.unit
-
-    @gluon.jit
-    def after(self, token):
-        """The array from a token on."""
-        return gl.aggregate_replace(self, pointer=self.pointer + token.to(gl.int64) * self.token * self.unit)
 
 
 @gluon.aggregate
@@ -118,6 +97,7 @@ class LatentContext:
     scales: base_value  # `Scales` of 8-bit keys and values
     config: gl.constexpr
     traits: gl.constexpr
+    recomputes: gl.constexpr  # whether tiles that meet hidden values are attended to again, see sm100/recompute.py
 
     @gluon.jit
     def scales_of(self, operand: gl.constexpr):

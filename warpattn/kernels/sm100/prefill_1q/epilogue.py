@@ -17,9 +17,10 @@ from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayo
 from ...pieces.combine import in_base_2
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import LOG2_E, exponent, row_scale
+from ..exp2 import row_sum
 from ..layouts import box_layout, element_type, query_box, row_layout, stacked
 from ..prefill_2q.context import row_positions
-from ..prefill_2q.epilogue import finish, load_sink, store_block
+from ..prefill_2q.epilogue import finish, finish_stores, load_sink, no_values, store_block
 from ..sync import await_signal, signal
 
 
@@ -90,14 +91,18 @@ def store_output(ctx, f0, f1, wg: gl.constexpr):
     cols: gl.constexpr = config.store_columns
     slots: gl.constexpr = config.out_slots
     turns: gl.constexpr = writers(config)
+    total = no_values(config)
     for i in gl.static_range(config.padded_ov_depth // cols):
         if i % turns == wg:
             if i >= slots:
                 tma.store_wait(0)
                 gl.barrier()
-            values = output_block(ctx, f0, f1, i, cols).to(element_type(config.written))
+            values = output_block(ctx, f0, f1, i, cols)
+            if ctx.recomputes:
+                total += row_sum(values)
+            values = values.to(element_type(config.written))
             store_block(ctx, values, staging(ctx).index(i % slots), ctx.tile.row, i * cols)
-    tma.store_wait(0)
+    finish_stores(ctx, total, wg)
 
 
 @gluon.jit

@@ -10,8 +10,9 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 
 from ...pieces.modifiers import exponent_scale
 from ...pieces.scales import has_scale, output_scale
-from ...pieces.softmax import finish_rows
-from ..layouts import box_layout, element_type, halved_rows, query_box, stacked
+from ...pieces.softmax import finish_rows, warp_any
+from ..exp2 import row_sum
+from ..layouts import box_layout, element_type, halved_rows, query_box, row_layout, stacked
 from .context import row_positions
 
 
@@ -55,14 +56,35 @@ def store_blocks(ctx, factor, wg: gl.constexpr):
     cols: gl.constexpr = config.store_columns
     slots: gl.constexpr = config.out_slots
     row = ctx.tile.row + wg * config.wg_queries
+    total = no_values(config)
     for i in gl.static_range(config.padded_ov_depth // cols):
         values = ctx.memory.o.index(wg).slice(i * cols, cols).load()
         scale = gl.convert_layout(factor, gl.SliceLayout(1, values.type.layout), assert_trivial=True)
-        values = mul2(values, scale[:, None]).to(element_type(config.written))
+        values = mul2(values, scale[:, None])
+        if ctx.recomputes:
+            total += row_sum(values)
+        values = values.to(element_type(config.written))
         if i >= slots:
             tma.store_wait(slots - 1)
             gl.barrier()
         store_block(ctx, values, output_slot(ctx, wg, i % slots), row, i * cols)
+    finish_stores(ctx, total, wg)
+
+
+@gluon.jit
+def no_values(config: gl.constexpr):
+    """The sum of no values of each row."""
+    return gl.zeros([config.MMA_M], gl.float32, row_layout())
+
+
+@gluon.jit
+def finish_stores(ctx, total, wg: gl.constexpr):
+    """Wait for the warpgroup's stores; `total` [rows]: sums of what it has written, which recompute.py looks at."""
+    if ctx.recomputes:
+        nonfinite = total - total
+        ctx.memory.scales.index(wg).store(nonfinite)
+        if warp_any(nonfinite, gl.zeros_like(nonfinite), 1):
+            tma.store_wait(0, read_only=False)  # before others write the same rows
     tma.store_wait(0)
 
 
