@@ -114,6 +114,7 @@ def chart(records: list[dict[str, Any]]) -> str:
 def files() -> dict[Path, str]:
     """The chart, and the page with its rows."""
     of_cards = {
-        card: [json.loads((FOLDER / card.lower() / name).read_text()) for name in names] for card, names in RECORDS.items()
+        card: [json.loads((FOLDER / card.lower() / name).read_text()) for name in names]
+        for card, names in RECORDS.items()
     }
     return {HERE / "engine.svg": chart(of_cards[CHARTED]), PAGE: in_page(PAGE.read_text(), of_cards)}

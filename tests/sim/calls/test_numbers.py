@@ -16,7 +16,8 @@ ARCHS = ("sm90", "sm100", "gfx942", "gfx950")
 SAMPLE = [("sm90", "causal"), ("sm90", "full"), ("sm90", "padded"), ("sm90", "few rows, scattered"),
           ("sm90", "one row"), ("sm90", "causal, 96"), ("sm90", "many rows, 128"),
           ("sm100", "causal"), ("sm100", "padded"), ("sm100", "one row"), ("sm100", "ragged"), ("sm100", "window, 256"),
-          ("gfx942", "one row, padded"), ("gfx950", "window"), ("gfx950", "window, 256"), ("gfx942", "added"), ("gfx950", "full")]  # fmt: skip
+          ("gfx942", "one row, padded"), ("gfx950", "window"), ("gfx950", "window, 256"), ("gfx942", "added"),
+          ("gfx950", "full")]  # fmt: skip
 EVERY = [(arch, call) for arch in ARCHS for call in CALLS]
 CASES = [case if case in SAMPLE else pytest.param(*case, marks=pytest.mark.full) for case in EVERY]
 
