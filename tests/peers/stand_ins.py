@@ -13,6 +13,7 @@ from torch import Tensor
 
 import warpattn as wa
 from warpattn import AttentionError
+from warpattn.api.backward import attention_backward
 from warpattn.integrations import flash_attn
 
 
@@ -81,24 +82,21 @@ def apply_rotary_emb(
 
 
 def flash_attn_bwd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    dout: Tensor,
-    lse: Tensor,
-    *,
+    *given: Tensor,
     causal: bool = False,
     deterministic: bool = False,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
-    **rest: Any,
+    **_: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The private backward, which a suite repeats to see whether its bits change; on Hopper without windows."""
+    """The private backward, which a suite repeats to see whether its bits change; on Hopper without windows.
+
+    given: q, k, v, out, dout and lse.
+    """
+    q, k, v, out, dout, lse = given
     seq = None if cu_seqlens_q is None else wa.Ragged(cu_seqlens_q, cu_seqlens_k)
-    backend = wa.Backend(deterministic=deterministic)
-    mask = wa.Causal() if causal else None
-    return wa.attention_backward(dout, q, k, v, out, lse, seq=seq, mask=mask, backend=backend)
+    backend, mask = wa.Backend(deterministic=deterministic), wa.Causal() if causal else None
+    return attention_backward(dout, q, k, v, out, lse, seq=seq, mask=mask, backend=backend)
 
 
 def pretend_a_card() -> None:
