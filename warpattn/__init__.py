@@ -11,6 +11,7 @@ can be used without the rest; the first use of a name imports torch, a launch Tr
 
 import atexit
 import importlib.util
+import sys
 import typing
 
 from warpattn.runtime import triton_exit
@@ -32,8 +33,8 @@ def __getattr__(name: str) -> typing.Any:
         return importlib.import_module(f"warpattn.{name}")
     public = importlib.import_module("warpattn.public")
     globals().update({each: getattr(public, each) for each in public.__all__}, __all__=public.__all__)
-    if name not in globals():
-        raise AttributeError(f"module 'warpattn' has no attribute {name!r}")
+    if name not in globals():  # with its module, so that Python can say which name was meant
+        raise AttributeError(f"module 'warpattn' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     return globals()[name]
 
 

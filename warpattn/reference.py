@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from warpattn.errors import Rules
 from warpattn.language.evaluate import evaluate
 from warpattn.masks import Full, Mask, MaskProgram
-from warpattn.scores import Score, ScoreProgram
+from warpattn.scores import Score, ScoreProgram, chained
 from warpattn.sequences import Dense, Sequence, Sizes
 
 Operands = tuple[Tensor, Tensor, Tensor]  # q, k, v
@@ -64,9 +64,7 @@ def reference(
     if sizes is not None and not (sizes.batch and sizes.heads_q):
         return _nothing(sequence, sizes, (q, k, v), dtype)
     mask = Full() if mask is None else mask
-    added = mask.additive()
-    if added is not None:
-        score = added if score is None else score | added
+    score = chained(score, mask.additive())
     job = Job(
         mask=mask.program(),
         score=None if score is None else score.program(),

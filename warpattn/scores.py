@@ -97,6 +97,13 @@ class Chain(Score):
         return s
 
 
+def chained(first: Score | None, second: Score | None) -> Score | None:
+    """`first | second`, of which both or one may be None."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first | second
+
+
 @dataclass(frozen=True)
 class ALiBi(Score):
     """s - slope * |q - k| (Press et al., arXiv 2108.12409).
@@ -135,7 +142,10 @@ class ALiBi(Score):
 
 @dataclass(frozen=True)
 class SoftCap(Score):
-    """cap * tanh(s / cap): keeps scores within (-cap, cap) (Gemma 2, arXiv 2408.00118)."""
+    """cap * tanh(s / cap): keeps scores within (-cap, cap) (Gemma 2, arXiv 2408.00118).
+
+    cap: a number from 1e-30 to 1e30; AttentionError for others.
+    """
 
     cap: float
 

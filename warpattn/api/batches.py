@@ -34,10 +34,11 @@ def attention_varlen(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention over sequences of different lengths laid end to end, without padding.
 
-    q (total_q, Hq, D), k (total_k, Hkv, D), v (total_k, Hkv, Dv); `seq` says where each sequence starts. Masks and
-    scores see positions within a sequence. The keyword tail is described in `warpattn.api`.
+    q (total_q, Hq, D), k (total_k, Hkv, D), v (total_k, Hkv, Dv), dtypes and heads as for `attention`; `seq` says where
+    each sequence starts. Masks and scores see positions within a sequence. The keyword tail is described in
+    `warpattn.api`.
 
-    Returns out (total_q, Hq, Dv) in the dtype of q; with return_lse also lse (Hq, total_q).
+    Returns out (total_q, Hq, Dv) in the dtype of q; with return_lse also lse (Hq, total_q), fp32 (fp64 for fp64).
     Raises AttentionError listing every broken rule.
     """
     if not isinstance(seq, Ragged):

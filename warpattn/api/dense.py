@@ -37,7 +37,7 @@ def attention(
     Hkv and query head h reads key head h // (Hq / Hkv). Sq and Sk may differ and be 0. The keyword tail is described
     in `warpattn.api`.
 
-    Returns out (B, Sq, Hq, Dv) in the dtype of q; with return_lse also lse (B, Hq, Sq).
+    Returns out (B, Sq, Hq, Dv) in the dtype of q; with return_lse also lse (B, Hq, Sq), fp32 (fp64 for fp64).
     Raises AttentionError listing every broken rule.
     """
     sequence = DENSE
@@ -53,10 +53,7 @@ def attend_call(call: Call, backend: str | Backend) -> Tensor | tuple[Tensor, Te
         from warpattn.distributed import tensors  # imports torch.distributed
 
         return tensors.attend(call, backend)
-    if type(backend) is str:
-        call.backend = backend
-    else:
-        placed(call, backend)
+    placed(call, backend)
     if torch.compiler.is_compiling():
         from warpattn.runtime.torch_op import tracing  # imports torch._dynamo
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from warpattn.cli import spelling
+from warpattn.cli.plan import print_plan
 from warpattn.cli.progress import working
 from warpattn.cli.request import Request
 from warpattn.cli.training.kernels import backward_launches
@@ -62,8 +63,8 @@ def compile_command(
     from warpattn.runtime.compiler import compiled  # imports Triton, which the other commands do without
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{request}{spelling.default_note(mask)}")
-    console.print(str((plan_backward if backward else plan)(checked.problem, arch=arch)))
+    chosen = (plan_backward if backward else plan)(checked.problem, arch=arch)
+    print_plan(console, f"{request}{spelling.default_note(mask)}", chosen)
     x = untouched(checked)
     for launch in backward_launches(checked, x) if backward else list_launches(checked, fitted(x), scales(checked)):
         start = time.perf_counter()

@@ -50,9 +50,11 @@ class Embedded:
 
 def demo(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    dtype: Annotated[str | None, typer.Option(help="fp32 on a CPU; fp16 or bf16 on a GPU")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="fp32, fp16 or bf16; without: fp32 on a CPU, fp16 on a card, bf16 to train there")
+    ] = None,
     sentence: Annotated[list[str] | None, typer.Option(help="A sentence of your own; repeat for more")] = None,
-    simulate: Annotated[str, typer.Option(help="sm90: run one layer's attention by the simulated kernel")] = "",
+    simulate: Annotated[str, typer.Option(help="sm90: run one layer's attention by that kernel, simulated")] = "",
     train: Annotated[bool, typer.Option("--train", help="Fine-tune with both on real text: loss curves")] = False,
     steps: Annotated[int, typer.Option(help="Of training")] = 20,
     plot: Annotated[Path | None, typer.Option(help="Write the loss curves: .svg")] = None,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-import textwrap
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +21,7 @@ from rich.text import Text
 
 from warpattn import __version__
 from warpattn.cli import spelling
+from warpattn.cli.plan import wrapped
 from warpattn.cli.request import Request
 from warpattn.errors import AttentionError
 from warpattn.problem import validate
@@ -93,16 +93,6 @@ def findings_table(findings: Iterable[Finding]) -> Table:
     for part, found, state, note in findings:
         table.add_row(part, Text(state, COLOURS[state]), Text("; ".join(filter(None, (found, note)))))
     return table
-
-
-def wrapped(line: str, width: int) -> str:
-    """A line in lines of at most `width` columns, broken between words, the further ones indented by two more."""
-    text = line.lstrip()
-    indent = " " * (len(line) - len(text))
-    return textwrap.fill(
-        text, width, initial_indent=indent, subsequent_indent=indent + "  ",
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
 
 
 def software() -> Iterator[Finding]:

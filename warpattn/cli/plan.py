@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Annotated
 
 import typer
@@ -26,5 +27,20 @@ def plan_command(
     request = Request(shape, mask, score, dtype, backward, kv_dtype)
     chosen = (plan_backward if backward else plan)(request.checked(arch).problem, arch=arch)
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"{request}{spelling.default_note(mask)}")
-    console.print(str(chosen))
+    print_plan(console, f"{request}{spelling.default_note(mask)}", chosen)
+
+
+def print_plan(console: Console, problem: str, chosen: object) -> None:
+    """A problem and its plan, in lines of the console's width."""
+    for line in (problem, *str(chosen).splitlines()):
+        console.print(wrapped(line, console.width))
+
+
+def wrapped(line: str, width: int) -> str:
+    """A line in lines of at most `width` columns, broken between words, the further ones indented by two more."""
+    text = line.lstrip()
+    indent = " " * (len(line) - len(text))
+    return textwrap.fill(
+        text, width, initial_indent=indent, subsequent_indent=indent + "  ",
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip

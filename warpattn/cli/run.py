@@ -42,7 +42,7 @@ def run(
     mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = "full",
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
     dtype: Annotated[
-        str | None, typer.Option(help=f"{spelling.DTYPE_HELP}, or fp8; else as in the file, or fp32 or bf16")
+        str | None, typer.Option(help=f"{spelling.DTYPE_HELP}, or fp8; without: the file's, or fp32 (card: bf16)")
     ] = None,
     kv_dtype: Annotated[str, typer.Option(help=f"8-bit keys and values: {spelling.STORED_HELP}")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
@@ -51,8 +51,9 @@ def run(
         bool, typer.Option("--backward", help="Also the gradients of q, k and v for a random gradient of out")
     ] = False,
 ) -> None:
-    """Run attention on q, k, v from a file (or random ones) and compare: a card with the fp32 reference, and a CPU,
-    where the reference is what runs, with torch's softmax in fp64."""
+    """Run attention on q, k, v from a file, or random ones, and compare the result.
+
+    A card's kernels are compared with the reference in fp32, the reference on a CPU with torch's softmax in fp64."""
     if out is not None:
         tensors.check_format(out)
         tensors.check_writable(out, file)

@@ -40,7 +40,7 @@ MAX_SEED = 2**63 - 1
 MAX_ELEMENTS = 2**60  # of a tensor; its bytes must stay below 2**63
 MASK_HELP = "full, causal, window:W, chunked:C, prefix:P; with commas, all must hold"
 SCORE_HELP = "softcap:CAP, alibi; with commas, applied from left to right"
-ARCH_HELP = " or ".join(TARGETS)
+ARCH_HELP = " or ".join((", ".join([*TARGETS][:-1]), [*TARGETS][-1]))
 STORED = {
     "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
     "fp8_e4m3fnuz": torch.float8_e4m3fnuz, "fp8_e5m2fnuz": torch.float8_e5m2fnuz,
@@ -52,6 +52,14 @@ OPERANDS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e
 OPERAND_HELP = "fp16 or bf16, or fp8 for q, k and v in e4m3"
 DTYPE_HELP = "fp16, bf16, fp32 or fp64"
 BACKWARD_HELP = "The kernels that compute the gradients of q, k and v, instead of the forward's"
+
+
+# Sizes of a shape as users know them.
+NAMES = {
+    "batch": "batch", "seq_q": "the number of queries", "seq_k": "the number of keys",
+    "heads_q": "the number of query heads", "heads_kv": "the number of key heads", "dim_qk": "head_dim",
+    "dim_v": "the head_dim of values",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -86,7 +94,7 @@ def shape(text: str) -> Shape:
         raise AttentionError(f"shape is {text!r}; write {SHAPE_HELP}") from None
     for name, size in vars(found).items():
         if not 1 <= size <= MAX_SIZE:
-            raise AttentionError(f"shape is {text!r}: {name} is {size}; it must be 1 .. {MAX_SIZE}")
+            raise AttentionError(f"shape is {text!r}: {NAMES[name]} is {size}; it must be 1 .. {MAX_SIZE}")
     largest = max(math.prod(sizes) for sizes in found.tensors)
     if largest > MAX_ELEMENTS:
         raise AttentionError(f"shape is {text!r}: a tensor of {largest} elements; it may have at most {MAX_ELEMENTS}")

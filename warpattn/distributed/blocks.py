@@ -25,7 +25,7 @@ from warpattn.distributed.placement import Chunk, Placement
 from warpattn.language.evaluate import evaluate_all
 from warpattn.language.traced import Lengths
 from warpattn.masks import And, Causal, Full, Mask
-from warpattn.scores import Score
+from warpattn.scores import Score, chained
 
 HIDDEN, PARTIAL, FULL = "hidden", "partial", "full"
 KEPT = 64  # problems of which the calls are remembered
@@ -120,8 +120,7 @@ class Blocks:
     @cached_property
     def score(self) -> Score | None:
         """The score, with what the mask adds."""
-        added, score = self.whole.mask.additive(), self.whole.score
-        return score if added is None else added if score is None else score | added
+        return chained(self.whole.score, self.whole.mask.additive())
 
     @cached_property
     def _outline(self) -> Outline:

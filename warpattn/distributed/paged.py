@@ -30,7 +30,7 @@ from warpattn.problem.backends import Backend
 from warpattn.quantized import result_dtype
 from warpattn.runtime import execute
 from warpattn.runtime.merging.states import merge_states
-from warpattn.scores import Score
+from warpattn.scores import Score, chained
 from warpattn.sequences import PagedKV
 from warpattn.serving import DecodePlan
 
@@ -152,7 +152,7 @@ def _own(given: Given, ranks: Ranks) -> Parts:
     """The result over this rank's pages; the first rank counts the sinks."""
     kv, mask, score = given.kv, given.seen, given.score
     added = mask.additive()
-    score = score if added is None else added if score is None else score | added
+    score = chained(score, added)
     span = kv.turn * kv.pages.k_pages.shape[1]
     places = Pages.of(kv.lengths, span, ranks, given.q.device)
     mask = PlacedMask.of(mask, places) if added is not None or given.is_placed(mask) else mask

@@ -94,6 +94,11 @@ class Traced:
             rule = "masks and scores use operators and warpattn's functions"
             raise AttentionError(f"{where[0]}: {named(error)}; {rule}") from error
 
+    def __bool__(self) -> bool:
+        """Python's `and` and `or` would take one of two masks and drop the other without a word."""
+        what = f"a {type(self).__name__} has no truth value (if, and, or, not)"
+        raise AttentionError(f"{what}; combine masks with & | ~ and scores with |, compare with None by `is`")
+
     def __setattr__(self, name: str, value: Any) -> None:
         if "_fixed" in self.__dict__:
             what = f"{name} of a {type(self).__name__} is set after a call has read it"

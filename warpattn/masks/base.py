@@ -22,7 +22,7 @@ from warpattn.language.expr import maximum, minimum, saturated, symbol, trace, w
 from warpattn.language.traced import Lengths, Traced
 from warpattn.masks.picture import Picture, draw
 from warpattn.masks.program import MaskProgram, Span
-from warpattn.scores import Score
+from warpattn.scores import Score, chained
 
 Value = Any  # a symbol, a number or a tensor
 SPAN_RULE = "it must return Span(first, full_lo, full_hi, last)"
@@ -108,8 +108,7 @@ class And(Mask):
         return Span(first, maximum(x.full_lo, y.full_lo), minimum(x.full_hi, y.full_hi), last)
 
     def additive(self) -> Score | None:
-        left, right = self.left.additive(), self.right.additive()
-        return left | right if left is not None and right is not None else left or right
+        return chained(self.left.additive(), self.right.additive())
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import kind_of
 from warpattn.problem.arch import RUNS, TARGETS
 from warpattn.problem.element import BF16, FP16
@@ -146,3 +147,32 @@ def chip_of(device: torch.device) -> Chip:
     major, minor = torch.cuda.get_device_capability(device)
     words, target = f"CUDA capability {major}.{minor}", f"sm{major}{minor}"
     return Chip(RUNS.get(target, target), words, target) if target in TARGETS else Chip(None, words)
+
+
+def choose_backend(rules: Rules, name: str, x: object, called: str = "q") -> str | None:
+    """The backend to run for the tensor `x`, which the caller knows as `called`; None when the name is unknown or no
+    kernel fits the device."""
+    device = x.device if isinstance(x, Tensor) else None
+    if not isinstance(name, str) or name not in BACKENDS:
+        listed = ", ".join(f'"{x}"' for x in BACKENDS)
+        rules.add(f"backend is {kind_of(name)}", f"backend must be one of {listed}")
+        return None
+    if name == "reference" or device is None:
+        return "reference"
+    if name.startswith("simulate:"):
+        if device.type != "cpu":
+            rules.add(f"{called} is on {device}", f'backend="{name}" runs kernels on CPU tensors')
+        return name
+    if name == "auto" and device.type == "cpu":
+        return "reference"
+    chip = chip_of(device)
+    if chip.arch is not None and name in ("auto", chip.arch):
+        return chip.arch
+    what = f"{called} is on {device}, {chip.words}" if chip.words else f"{called} is on {device}"
+    if name != "auto":
+        rules.add(what, f'backend="{name}" needs {NEEDS[name]}')
+        return name
+    every = ", ".join(f'{needs} ("{arch}")' for arch, needs in NEEDS.items())
+    rule = f'backend="auto" supports {every} and the CPU ("reference"); elsewhere {USE_REFERENCE}'
+    rules.add(what, rule)
+    return None

@@ -44,6 +44,7 @@ EIGHT_BIT_ELEMENTS = (  # of keys and values; nothing else that kernels read has
     Element("fp8e5b16", torch.float8_e5m2fnuz, 1),
 )
 ELEMENT_OF = {element.dtype: element for element in ELEMENTS + EIGHT_BIT_ELEMENTS}
+BYTES_OF = {element.name: element.bytes for element in ELEMENT_OF.values()}  # by Triton's name
 
 
 def element_of(dtype: torch.dtype) -> Element:

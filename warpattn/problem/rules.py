@@ -21,21 +21,23 @@ from torch.autograd import forward_ad
 from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import kind_of, number
 from warpattn.masks import Full, Mask, MaskProgram
-from warpattn.problem.backends import BACKENDS, KERNEL_DTYPES, LATENT, LIMITS, NEEDS, USE_REFERENCE, chip_of
+from warpattn.problem.backends import KERNEL_DTYPES, LATENT, LIMITS, USE_REFERENCE, choose_backend
 from warpattn.problem.beside import check_beside, check_values
 from warpattn.problem.eight_bit import DTYPES, check_eight_bit, check_types, eight_bit_of
 from warpattn.problem.gradients import check_gradients
 from warpattn.problem.latent import check_latent, check_latent_view, check_rope
 from warpattn.problem.problem import Call, CheckedCall, Problem
 from warpattn.quantized import EIGHT_BIT, result_dtype
-from warpattn.scores import CustomScore, Score, ScoreProgram
+from warpattn.scores import CustomScore, Score, ScoreProgram, chained
 from warpattn.sequences import Sizes
 
 MAX_SIZE = 2**31 - 1  # kernels count rows, keys, heads and sequences with 32 bits
 FULL_PROGRAM = Full().program()  # without a mask
 ALIKE = tuple({dtype} for dtype in DTYPES)
 LARGEST_SCALE = torch.finfo(torch.float32).max
-USUAL_SCALES = (2.0**-100, 2.0**100)  # exponents are fp32, and with scales of 0 or below no row has its maximum first
+# Kernels fold a scale between these into the exponential, which is fp32. They apply others to the scores, before the
+# maximum of a row is taken, as they do where there is a score function: this one leaves scores as they are.
+LOWEST_SCALE, HIGHEST_SCALE = 2.0**-100, 2.0**100
 AS_IT_IS = CustomScore(lambda s, b, h, q, k: s).program()
 
 
@@ -48,15 +50,13 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     rules = Rules()
     ranked = call.sequence.check(rules, call.q, call.k, call.v)
     sizes = call.sequence.sizes(call.q, call.k, call.v) if ranked else None
-    operands = call.sequence.operands(call.q, call.k, call.v)
-    tensors = {name: x for name, x in operands.items() if isinstance(x, Tensor)}
+    tensors = [x for x in call.sequence.operands(call.q, call.k, call.v).values() if isinstance(x, Tensor)]
     backend = choose_backend(rules, call.backend, call.q)
     _check_options(rules, call)
     mask, score = _traced(rules, call)
     if score is None and backend != "reference" and not rules.broken and sizes is not None:
-        low, high = USUAL_SCALES
-        score = None if low < _scale(call, sizes) < high else AS_IT_IS  # applied to the scores before their maximum
-    plain = {x.dtype for x in tensors.values()} in ALIKE and not call.sequence.scales()
+        score = None if LOWEST_SCALE < _scale(call, sizes) < HIGHEST_SCALE else AS_IT_IS
+    plain = {x.dtype for x in tensors} in ALIKE and not call.sequence.scales()
     if not plain:
         check_types(rules, call, read_values and backend == "reference")
     captured = [x for program in (mask, score) if program is not None for x in program.tensors]
@@ -66,7 +66,7 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     _check_devices(rules, call, captured)
     names = ()
     of_score = [] if score is None else score.tensors
-    if _is_differentiated([*tensors.values(), call.sequence.q_rope, call.sinks, call.out, *of_score]):
+    if _is_differentiated([*tensors, call.sequence.q_rope, call.sinks, call.out, *of_score]):
         names = check_gradients(rules, call, backend, sizes, () if score is None else score.tensors)
     if backend is not None and backend != "reference":
         _check_kernels(rules, call, backend.removeprefix("simulate:"), sizes, plain, names, read_values)
@@ -80,44 +80,15 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     return CheckedCall(backend, problem, mask, score, _scale(call, sizes), lse_shape, names)
 
 
-def choose_backend(rules: Rules, name: str, x: object, called: str = "q") -> str | None:
-    """The backend to run for the tensor `x`, which the caller knows as `called`; None when the name is unknown or no
-    kernel fits the device."""
-    device = x.device if isinstance(x, Tensor) else None
-    if not isinstance(name, str) or name not in BACKENDS:
-        listed = ", ".join(f'"{x}"' for x in BACKENDS)
-        rules.add(f"backend is {kind_of(name)}", f"backend must be one of {listed}")
-        return None
-    if name == "reference" or device is None:
-        return "reference"
-    if name.startswith("simulate:"):
-        if device.type != "cpu":
-            rules.add(f"{called} is on {device}", f'backend="{name}" runs kernels on CPU tensors')
-        return name
-    if name == "auto" and device.type == "cpu":
-        return "reference"
-    chip = chip_of(device)
-    if chip.arch is not None and name in ("auto", chip.arch):
-        return chip.arch
-    what = f"{called} is on {device}, {chip.words}" if chip.words else f"{called} is on {device}"
-    if name != "auto":
-        rules.add(what, f'backend="{name}" needs {NEEDS[name]}')
-        return name
-    every = ", ".join(f'{needs} ("{arch}")' for arch, needs in NEEDS.items())
-    rule = f'backend="auto" supports {every} and the CPU ("reference"); elsewhere {USE_REFERENCE}'
-    rules.add(what, rule)
-    return None
-
-
 def _check_options(rules: Rules, call: Call) -> None:
     """Rules of mask, score, scale and return_lse that need no tensor."""
-    for name, value, kind, wrap in (
-        ("mask", call.mask, Mask, "Materialized(tensor) or CustomMask(function)"),
-        ("score", call.score, Score, "Bias(tensor) or CustomScore(function)"),
+    for name, value, kind, such, made_by in (
+        ("mask", call.mask, Mask, "Causal()", "Materialized(tensor) and CustomMask(function)"),
+        ("score", call.score, Score, "SoftCap(30.0)", "Bias(tensor) and CustomScore(function)"),
     ):
         if value is not None and not isinstance(value, kind):
             given = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
-            rule = f"{name} must be None or a warpattn {kind.__name__} (an instance); wrap others in {wrap}"
+            rule = f"{name} must be None or a {kind.__name__} such as warpattn.{such}; {made_by} make one"
             rules.add(f"{name} is {given}", rule)
     scale = 1.0 if call.scale is None else number(call.scale)
     if scale is None or not abs(scale) <= LARGEST_SCALE:
@@ -135,7 +106,7 @@ def _traced(rules: Rules, call: Call) -> tuple[MaskProgram | None, ScoreProgram 
         if mask is not None and not isinstance(added, Score | None):
             mask.refuse_result("additive", kind_of(added), "it must return None or a score")
         if added is not None:
-            score = added if score is None else score | added
+            score = chained(score, added)
         return program, None if score is None else score.program()
     except AttentionError as error:
         rules.broken.extend(error.reasons)

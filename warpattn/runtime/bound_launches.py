@@ -27,6 +27,7 @@ from warpattn.errors import AttentionError
 from warpattn.problem import CheckedCall
 from warpattn.problem.arch import RUNS
 from warpattn.problem.backends import chip_of
+from warpattn.problem.element import BYTES_OF
 from warpattn.problem.launch import Launch, TensorMap
 from warpattn.problem.operands import MAX_INDEX, Operands
 from warpattn.runtime import compiler, cuda, hip, kernel_cache
@@ -292,7 +293,7 @@ def layout_of(
     """The map of a tensor in boxes of the parameter; a row of a box is at most as long as its swizzle."""
     *outer, columns = parameter.box
     swizzle = parameter.swizzle
-    size = {"fp32": 4, "fp8e4nv": 1, "fp8e5": 1}.get(parameter.dtype, 2)
+    size = BYTES_OF[parameter.dtype]
     box = (*outer, min(columns, swizzle // size) if swizzle else columns)
     in_bytes = tuple([size * s for s in strides[:-1]])
     return cuda.TensorMapLayout(parameter.dtype, shape, in_bytes, box, swizzle, promotion)

@@ -114,7 +114,10 @@ class Sequence:
 
 @dataclass(frozen=True, eq=False)
 class Dense(Sequence):
-    """A batch of equally long sequences: q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), any strides."""
+    """A batch of equally long sequences: q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), any strides.
+
+    Scales belong to 8-bit tensors that are no `Quantized`, q_rope to queries that are no `LatentQuery`.
+    """
 
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None

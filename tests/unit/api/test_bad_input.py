@@ -137,7 +137,7 @@ DENSE: list[tuple[str, Change, tuple[str, ...]]] = [
     ("scale bool", set_(scale=True), ("scale is True", "finite number")),
     ("scale tensor", set_(scale=tensor(1)), ("scale is a torch.float32 tensor of shape (1,)", "finite number")),
     ("mask a tensor", set_(mask=tensor(SQ, SK, dtype=torch.bool)), ("mask is a Tensor", "Materialized(tensor)")),
-    ("mask a class", lambda call: call.update(mask=Causal), ("mask is the class Causal", "instance")),
+    ("mask a class", lambda call: call.update(mask=Causal), ("mask is the class Causal", "such as warpattn.Causal()")),
     ("mask a function", lambda call: call.update(mask=shifted), ("mask is a function", "CustomMask(function)")),
     ("mask a name", set_(mask="causal"), ("mask is a str", "Mask")),
     ("mask a score", lambda call: call.update(mask=SoftCap(1.0)), ("mask is a SoftCap", "Mask")),

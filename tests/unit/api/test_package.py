@@ -13,6 +13,13 @@ def test_every_public_name_says_what_it_is(name):
     assert len(getattr(wa, name).__doc__ or "") > 20
 
 
+def test_a_name_with_a_typo_knows_its_module():
+    """By which Python's own message says which name was meant."""
+    with pytest.raises(AttributeError, match="has no attribute 'Casual'") as caught:
+        wa.Casual  # noqa: B018
+    assert caught.value.name == "Casual" and caught.value.obj is wa
+
+
 def test_all_is_complete():
     public = {name for name, value in vars(wa).items() if not name.startswith("_") and not hasattr(value, "__path__")}
     modules = {name for name in public if type(getattr(wa, name)).__name__ == "module"}

@@ -133,6 +133,11 @@ def test_plan_says_why_and_what_mask_it_took():
     assert "default" not in invoke("plan", "--mask", "full")
 
 
+def test_a_plan_fits_the_console():
+    lines = invoke("plan", "--arch", "sm100", "--shape", "2x1/4096x16/2x128").splitlines()
+    assert max(map(len, lines)) <= 80 and sum(line.startswith("  because ") for line in lines) > 3
+
+
 @pytest.mark.parametrize("command", ["plan", "compile"])
 @pytest.mark.parametrize(("option", "value"), [("--arch", "sm17"), ("--dtype", "fp32")])
 def test_plans_that_cannot_be(command, option, value):
@@ -228,13 +233,13 @@ def test_every_command_has_help():
 
 
 def test_plans_of_a_backward():
-    text = invoke("plan", "--backward", "--shape", "1x512x4/2x128", "--mask", "window:128")
+    text = message(invoke("plan", "--backward", "--shape", "1x512x4/2x128", "--mask", "window:128"))
     assert "sm90.backward on sm90" in text and "bytes for dQ in fp32" in text and ", backward" in text
-    text = invoke("plan", "--backward", "--arch", "sm100", "--shape", "1x512x4/2x128", "--mask", "window:128")
+    text = message(invoke("plan", "--backward", "--arch", "sm100", "--shape", "1x512x4/2x128", "--mask", "window:128"))
     assert "sm100.backward on sm100" in text and "tensor memory: 480 of 512 columns" in text
-    text = invoke("plan", "--backward", "--arch", "gfx942", "--shape", "1x512x4/2x128", "--mask", "window:128")
+    text = message(invoke("plan", "--backward", "--arch", "gfx942", "--shape", "1x512x4/2x128", "--mask", "window:128"))
     assert "gfx942.backward on gfx942" in text and "no atomic operations" in text
-    text = invoke("plan", "--backward", "--arch", "gfx942", "--shape", "1x512x4x256", exit_code=1)
+    text = message(invoke("plan", "--backward", "--arch", "gfx942", "--shape", "1x512x4x256", exit_code=1))
     assert "q, k and v require gradients; the backward of the gfx942 backend takes head dims up to 128" in text
 
 

@@ -68,9 +68,9 @@ def test_what_no_kernel_has(command, options, words):
     ("shape", "words"),
     [
         ("-1x128x2x64", "batch is -1; it must be 1 .. 2147483647"),
-        ("1x128x0x64", "heads_q is 0; it must be 1"),
+        ("1x128x0x64", "the number of query heads is 0; it must be 1"),
         ("1x128/x2x64", "write batch x sequence"),
-        ("1x99999999999x2x64", "seq_q is 99999999999; it must be 1 .. 2147483647"),
+        ("1x99999999999x2x64", "the number of queries is 99999999999; it must be 1 .. 2147483647"),
         ("2000000000x2000000000x2x64", "a tensor of 512000000000000000000 elements; it may have at most"),
     ],
 )
@@ -115,6 +115,11 @@ def test_keys_and_values_of_8_bits():
     assert "8-bit keys and values have no backward" in refusal("run", "--kv-dtype", "fp8", "--backward")
     assert "dtype is 'fp4'; kernels take fp16 or bf16, or fp8" in refusal("plan", "--dtype", "fp4")
     assert "8-bit q, k and v have no backward" in refusal("plan", "--dtype", "fp8", "--backward")
+
+
+def test_sizes_are_named_as_users_know_them():
+    assert "head_dim is 0; it must be 1" in refusal("run", "--shape", "2x3x4x0")
+    assert "the number of key heads is 0" in refusal("plan", "--shape", "2x3x4/0x8")
 
 
 def test_a_dtype_without_a_name():

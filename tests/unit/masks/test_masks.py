@@ -14,6 +14,7 @@ from warpattn.language.evaluate import evaluate, evaluate_all
 from warpattn.language.expr import Expr, exp, minimum, symbol, to_float, where
 from warpattn.masks.base import InOrder
 from warpattn.masks.documents import run_labels
+from warpattn.scores import ALiBi, SoftCap
 
 BATCH, HEADS = 2, 2
 SHAPES = [(1, 1), (1, 6), (5, 5), (4, 9), (9, 4), (7, 1), (3, 0), (8, 8)]
@@ -320,6 +321,22 @@ def test_pictures():
 def test_bad_parameters(make, message):
     with pytest.raises(AttentionError, match=message):
         make()
+
+
+@pytest.mark.parametrize("value", [wm.Causal(), wm.Causal() & wm.Chunked(3), SoftCap(3.0), SoftCap(3.0) | ALiBi(2)])
+def test_a_value_has_no_truth_value(value):
+    """`a and b` would be b alone, `a or b` a alone: both are calls with another mask than the one that was meant."""
+    for combine in (lambda: value and value, lambda: value or value, lambda: not value, lambda: 1 if value else 2):
+        with pytest.raises(AttentionError, match=r"has no truth value .*; combine masks with & \| ~"):
+            combine()
+
+
+@pytest.mark.parametrize("left", [wm.Causal(), wm.Materialized(ROW_FLOATS)])
+@pytest.mark.parametrize("right", [wm.Chunked(3), wm.Materialized(ROW_FLOATS)])
+def test_what_a_combination_adds(left, right):
+    adding = [mask.additive() for mask in (left, right) if mask.additive() is not None]
+    added = (left & right).additive()
+    assert (added is None) == (not adding) and len(getattr(added, "scores", [added])) == max(1, len(adding))
 
 
 @pytest.mark.parametrize(

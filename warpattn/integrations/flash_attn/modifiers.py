@@ -24,7 +24,7 @@ from warpattn.errors import AttentionError
 from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.language.traced import MAX_INT, Lengths
 from warpattn.masks import Causal, Chunked, CustomMask, Mask, SlidingWindow, Span
-from warpattn.scores import ALiBi, Score, SoftCap
+from warpattn.scores import ALiBi, Score, SoftCap, chained
 
 __all__ = ["Tail", "Window", "placed", "scored", "two_limits", "two_offsets", "visible"]
 
@@ -99,9 +99,7 @@ def _chunked(size: int, first_key: Tensor | None) -> Mask:
 def scored(softcap: float = 0.0, slopes: Tensor | None = None) -> Score | None:
     """flash-attn's `softcap` (0: none) and `alibi_slopes` ((heads,) or (batch, heads)); None: the scaled product."""
     size = 0 if softcap is None else number(softcap)
-    cap = None if size == 0 else SoftCap(softcap)
-    bias = None if slopes is None else ALiBi(slopes)
-    return cap | bias if cap is not None and bias is not None else cap or bias
+    return chained(None if size == 0 else SoftCap(softcap), None if slopes is None else ALiBi(slopes))
 
 
 def placed(deterministic: bool) -> str | Backend:

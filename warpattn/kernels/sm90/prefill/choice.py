@@ -290,9 +290,9 @@ def arrange(problem: Problem, target: Arch, config: SM90Config, why: str, parts:
 
     def lines() -> tuple[str, ...]:
         return (
-            f"tile {config.block_m}{packed} x {config.block_n}, {config.consumers} consumer warpgroups, rings K "
-            f"{config.kv_stages} V {config.v_stages} Q {config.q_stages}, {config.smem_bytes} bytes of shared memory",
-            f"{tiles} tiles ({m_tiles} a head), sections of {section} heads, {grid} CTAs",
+            f"tile {config.block_m}{packed} x {config.block_n}, {_many(config.consumers, 'consumer warpgroup')}, rings "
+            f"K {config.kv_stages} V {config.v_stages} Q {config.q_stages}, {config.smem_bytes} bytes of shared memory",
+            f"{_many(tiles, 'tile')} ({m_tiles} a head), sections of {_many(section, 'head')}, {_many(grid, 'CTA')}",
             *([f"sm90.transpose_values before it: {moved:,} bytes"] if config.products else []),
         )
 
@@ -300,6 +300,10 @@ def arrange(problem: Problem, target: Arch, config: SM90Config, why: str, parts:
     cta_why = f"{ctas} on each of {target.processors} SMs takes tiles as it gets free"
     reasons = (why, tiling(config).row, *block_words(problem.dim_v), section_why, cta_why, COPY_RULE)
     return Choice("prefill", config, (grid,), lines, reasons, partitions=parts, order=order)
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _section(problem: Problem, target: Arch, m_tiles: int, packed: int) -> tuple[int, str]:
@@ -316,10 +320,11 @@ def _section(problem: Problem, target: Arch, m_tiles: int, packed: int) -> tuple
     side_by_side = -(-kv_heads // sections)
     if problem.seq_k <= SHORT_KEYS:
         side_by_side = min(side_by_side, -(-target.processors // group))
-        why = f"few keys: sections of {side_by_side} key heads, so that short tiles run while others load long ones"
+        heads = _many(side_by_side, "key head")
+        why = f"few keys: sections of {heads}, so that short tiles run while others load long ones"
         return side_by_side * group, why
     why = (
-        f"tiles differ in length: {sections} even sections of {side_by_side} key heads, K and V within "
-        f"{target.l2_keep >> 20} MiB of L2, each section longest tile first"
+        f"tiles differ in length: {_many(sections, 'even section')} of {_many(side_by_side, 'key head')}, K and V "
+        f"within {target.l2_keep >> 20} MiB of L2, each section longest tile first"
     )
     return side_by_side * group, why
