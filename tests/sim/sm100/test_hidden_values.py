@@ -18,7 +18,6 @@ from tests.specials import spoiled, unlike
 from warpattn.kernels.sm100.prefill_1q.config import choice_of, choose_1q
 from warpattn.kernels.sm100.prefill_2q.config import choose_2q
 from warpattn.kernels.sm100.select import launches_of_choice
-from warpattn.kernels.sm100.wide.config import choose_wide, is_wide
 from warpattn.problem import Call, Problem, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import Choice, Launch
@@ -37,23 +36,16 @@ CASES = {
     "2q": (replace(DENSE, seq_q=140, seq_k=140), 0),
     "2q-128": (replace(DENSE, dim=128, heads_q=2, mask="dense-mask", sinks=True), 0),
     "2q-ragged": (replace(DENSE, kind="ragged", lens_q=(20, 0), lens_k=(70, 9)), 0),
-    "2q-pages-of-1": (replace(PAGED, page_size=1, mask="window"), 0),
+    "2q-pages": (replace(PAGED, mask="window"), 0),
     "1q-128": (replace(DENSE, dim=128, mask="window-both"), 1),
     "1q-narrow-output": (replace(DENSE, dim=64, dim_v=128), 1),
     "split": (replace(DENSE, seq_k=200, sinks=True, score="bias"), 2),
     "split-pages": (replace(PAGED, lens_k=(180,)), 2),
-    "wide-256": (replace(DENSE, dim=192, mask="scattered"), 1),
-    "wide-512-split-pages": (replace(PAGED, dim=264, mask="window"), 2),
 }
 
 
 def choice(problem: Problem, parts: int) -> Choice:
     """The choice with so many parts of the keys."""
-    if is_wide(problem):
-        wide = choose_wide(problem, ARCHS["sm100"])
-        config = replace(wide.config, splitk_partitions=parts)
-        tiles = wide.grid[0] // wide.partitions
-        return replace(wide, config=config, grid=(tiles * parts, *wide.grid[1:]), partitions=parts)
     two = choose_2q(problem)
     if parts == 0:
         return two
@@ -112,7 +104,6 @@ def test_a_tile_is_stored_before_it_is_attended_to_again(name: str) -> None:
 
 
 @pytest.mark.parametrize(("mask", "again"), [("full", False), ("causal", True)])
-@pytest.mark.parametrize("dim", [64, 192])
-def test_only_what_a_mask_may_hide_is_looked_for(mask: str, again: bool, dim: int) -> None:
-    steps, _ = launches(replace(DENSE, mask=mask, dim=dim).build(), 1)
+def test_only_what_a_mask_may_hide_is_looked_for(mask: str, again: bool) -> None:
+    steps, _ = launches(replace(DENSE, mask=mask).build(), 1)
     assert bool(steps[0].args["recompute_args"]) == again

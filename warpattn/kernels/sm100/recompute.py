@@ -6,7 +6,7 @@ writes the output looks at each row of it, in a few additions; a row that is fin
       O ──▶ output, sum of each row ──▶ all of them not finite?  ── no ──▶ end
                                                                  └─ yes ─▶ when all roles have ended: this file
 
-Almost no tile comes here. So the code is short rather than fast, and the same for all kernels: it reads queries, keys
+Almost no tile comes here. So the code is short rather than fast, and the same for every form: it reads queries, keys
 and values by their addresses, needs no barrier, and leaves shared and tensor memory alone.
 """
 
@@ -102,12 +102,6 @@ def rows_layout(rows):
 def power_above(dim):
     """The power of two that holds a head dim."""
     return 1 << (dim - 1).bit_length()
-
-
-@gluon.constexpr_function
-def runs_of(dim):
-    """Runs of 8 columns of a head, the last perhaps filled up."""
-    return -(-dim // 8)
 
 
 @gluon.jit

@@ -24,7 +24,7 @@ from .epilogue import store_rows
 
 @gluon.jit
 def attend_role(ctx):
-    """The run's key tiles, then the rows' output; returns whether it is to be computed again."""
+    """The run's key tiles, then the rows' output."""
     scale = scores_scale(ctx.scales, ctx.rows.kv_head, ctx.mods, ctx.config)
     ctx = gl.aggregate_replace(ctx, scale=scale)
     state = row_state(ctx.config.BM, gl.SliceLayout(1, ctx.memory.s.get_reg_layout()))
@@ -38,7 +38,7 @@ def attend_role(ctx):
     for i in range(total):
         state = attend_tile(ctx, state, i)
     await_signal(ctx.bars.o, (total - 1) & 1, total > 0)
-    return store_rows(ctx, state)
+    store_rows(ctx, state)
 
 
 @gluon.jit

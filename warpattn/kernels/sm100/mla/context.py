@@ -97,7 +97,6 @@ class LatentContext:
     scales: base_value  # `Scales` of 8-bit keys and values
     config: gl.constexpr
     traits: gl.constexpr
-    recomputes: gl.constexpr  # whether tiles that meet hidden values are attended to again, see sm100/recompute.py
 
     @gluon.jit
     def scales_of(self, operand: gl.constexpr):

@@ -7,14 +7,12 @@ from ...pieces.combine import in_base_2
 from ...pieces.softmax import LOG2_E
 from ..layouts import STORE_COLUMNS
 from ..prefill_2q.epilogue import finish
-from ..sync import any_greater_of_role
 from .context import row_positions
 
 
 @gluon.jit
 def store_rows(ctx, state):
-    """Output and LSE of the rows; a partition of a split leaves them in fp32, with the LSE in base 2. Returns whether
-    all rows have values that are not finite, which may be due to hidden ones."""
+    """Output and LSE of the rows; a partition of a split leaves them in fp32, with the LSE in base 2."""
     split: gl.constexpr = ctx.config.splitk_partitions > 1
     rows = row_positions(ctx, gl.arange(0, ctx.config.BM, state.m.type.layout))
     sink = 0.0
@@ -26,21 +24,13 @@ def store_rows(ctx, state):
             lse = in_base_2(lse, LOG2_E)
         gl.store(ctx.lse.at(ctx.out_batch, rows.token, rows.h), lse, mask=rows.exists)
     cols: gl.constexpr = ctx.config.padded_ov_depth if split else ctx.config.dim_v
-    total = gl.zeros_like(factor)
     for col in gl.static_range(0, cols, STORE_COLUMNS):
-        o = store_columns(ctx, factor, col)
-        if ctx.recomputes:
-            total += gl.convert_layout(gl.sum(o, 1), total.type.layout)
-    if ctx.recomputes:
-        finite = (total - total == 0).to(gl.float32)
-        return not any_greater_of_role(finite, gl.zeros_like(finite))
-    else:
-        return None
+        store_columns(ctx, factor, col)
 
 
 @gluon.jit
 def store_columns(ctx, factor, col: gl.constexpr):
-    """Columns `col` and on of O times `factor` [64]; zeros where there was no key tile. Returns them."""
+    """Columns `col` and on of O times `factor` [64]; zeros where there was no key tile."""
     block = ctx.memory.o.slice(col, STORE_COLUMNS)
     layout: gl.constexpr = block.get_reg_layout()
     rows = row_positions(ctx, gl.arange(0, ctx.config.BM, gl.SliceLayout(1, layout))[:, None])
@@ -54,4 +44,3 @@ def store_columns(ctx, factor, col: gl.constexpr):
     if ctx.config.dim_v % STORE_COLUMNS > 0 and ctx.config.splitk_partitions == 1:
         there = there & (cols < ctx.config.dim_v)
     gl.store(at, o.to(ctx.out.pointer.dtype.element_ty), mask=there)
-    return o

@@ -29,19 +29,17 @@ from .context import LatentContext, LatentRows, Lengths, make_barriers, make_mem
 from .convert import SLOTS, convert_role, load_stored
 from .load import load_role
 from .mma import mma_role
-from .recompute import recompute_latents
 
 
 @gluon.jit
 def latent_kernel(
-    q, k_desc, v_desc, out, lse, sinks_ptr, scale, shape, sequence_args, recompute_args, mask_args,
-    score_args, config: gl.constexpr, functions: gl.constexpr, traits: gl.constexpr,
+    q, k_desc, v_desc, out, lse, sinks_ptr, scale, shape, sequence_args, mask_args, score_args,
+    config: gl.constexpr, functions: gl.constexpr, traits: gl.constexpr,
 ):  # fmt: skip
     """Attention of a few query tokens with head dims 576 and 512.
 
     q, out: `StridedArgs`, q perhaps a `LatentQueryArgs`, strides in units of 8 elements; lse: the same in elements.
-    shape: `Lengths`. sequence_args, recompute_args: see sequence_args.py. Grid: (row tiles * partitions, key heads,
-    batch).
+    shape: `Lengths`. sequence_args: see sequence_args.py. Grid: (row tiles * partitions, key heads, batch).
     """
     partitions: gl.constexpr = config.splitk_partitions
     index = first_grid_index()
@@ -63,19 +61,15 @@ def latent_kernel(
         q, out, lse, out_batch, sinks_ptr, k, v,
         make_ring(config), make_staged(config, 2), OfTokens((), make_slots(config, "v", SLOTS)), make_memory(config),
         make_barriers(config), rows, lengths, run, mods, softmax_scale(scale, config), scale, config, traits,
-        len(recompute_args) > 0,
     )  # fmt: skip
     fence_async_shared()
     workers: gl.constexpr = config.topology.workers
     if config.eight_bit is None:
-        spoiled = gl.warp_specialize([(attend_role, (ctx,)), (mma_role, (ctx,)), (load_role, (ctx,))], workers.warps,
-                                     workers.registers)  # fmt: skip
+        gl.warp_specialize([(attend_role, (ctx,)), (mma_role, (ctx,)), (load_role, (ctx,))], workers.warps,
+                           workers.registers)  # fmt: skip
     else:
-        spoiled = gl.warp_specialize([(attend_role, (ctx,)), (mma_role, (ctx,)), (load_stored, (ctx,)),
-                                      (convert_role, (ctx,))], workers.warps, workers.registers)  # fmt: skip
-    if len(recompute_args) > 0:
-        if spoiled:
-            recompute_latents(ctx, recompute_args)
+        gl.warp_specialize([(attend_role, (ctx,)), (mma_role, (ctx,)), (load_stored, (ctx,)), (convert_role, (ctx,))],
+                           workers.warps, workers.registers)  # fmt: skip
 
 
 @gluon.jit

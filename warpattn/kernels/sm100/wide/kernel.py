@@ -27,13 +27,12 @@ from .context import make_memory, make_ring
 from .convert import convert_role
 from .load import load_role
 from .mma import mma_role
-from .recompute import recompute_tile
 
 
 @gluon.jit
 def wide_kernel(
-    q, k_desc, v_desc, out, lse, sinks_ptr, scale, shape, sequence_args, recompute_args, mask_args,
-    score_args, config: gl.constexpr, functions: gl.constexpr, traits: gl.constexpr,
+    q, k_desc, v_desc, out, lse, sinks_ptr, scale, shape, sequence_args, mask_args, score_args,
+    config: gl.constexpr, functions: gl.constexpr, traits: gl.constexpr,
 ):  # fmt: skip
     """Attention with head dims from 129 to 512. Arguments as in `latent_kernel`; sequences may be ragged. Grid: (row
     tiles * partitions, key heads, batch)."""
@@ -57,16 +56,13 @@ def wide_kernel(
     ctx = LatentContext(
         q, out, lse, out_batch, sinks_ptr, k, v, make_ring(config), make_staged(config, config.blocks), token_scales,
         make_memory(config), make_barriers(config), rows, lengths, run, mods, softmax_scale(scale, config), scale,
-        config, traits, len(recompute_args) > 0,
+        config, traits,
     )  # fmt: skip
     fence_async_shared()
     workers: gl.constexpr = config.topology.workers
     if config.eight_bit is None:
-        spoiled = gl.warp_specialize([(attend_role, (ctx,)), (mma_role, (ctx,)), (load_role, (ctx,))], workers.warps,
-                                     workers.registers)  # fmt: skip
+        gl.warp_specialize([(attend_role, (ctx,)), (mma_role, (ctx,)), (load_role, (ctx,))], workers.warps,
+                           workers.registers)  # fmt: skip
     else:
-        spoiled = gl.warp_specialize([(attend_role, (ctx,)), (mma_role, (ctx,)), (load_role, (ctx,)),
-                                      (convert_role, (ctx,))], workers.warps, workers.registers)  # fmt: skip
-    if len(recompute_args) > 0:
-        if spoiled:
-            recompute_tile(ctx, recompute_args)
+        gl.warp_specialize([(attend_role, (ctx,)), (mma_role, (ctx,)), (load_role, (ctx,)), (convert_role, (ctx,))],
+                           workers.warps, workers.registers)  # fmt: skip
