@@ -13,13 +13,14 @@ from warpattn.sim import Report
 
 COMPLETE = "products retire in their order: S of this key tile is complete, and P·V of the one before was issued first"
 READ = "S of this key tile came after a P·V that has waited for correction, which reads the scale before it signals"
+ELSEWHERE = "for tiles that met hidden values, where test_hidden_values.py takes it out"
 # Operation, what stands in one of its lines of Python, why it can go. The specification has the two waits as well.
 REDUNDANT = [
     ("ttng.fence_async_shared", "fence_async_shared()", "it makes new barriers visible to TMA: not modelled"),
     ("tcgen05.fence::after_thread_sync", "", "it keeps tensor-memory accesses behind a wait: in order anyway here"),
     ("ttng.wait_barrier", "await_signal(ctx.bars.o_producer.index(wg), (n - 1) & 1)", COMPLETE),
     ("ttng.wait_barrier", "await_signal(ctx.bars.c_consumer.index(wg), n & 1, pred=n > 1)", READ),
-    ("ttng.async_tma_store_wait", "read_only=False", "for tiles that met hidden values: see test_hidden_values.py"),
+    ("ttng.async_tma_store_wait", "read_only=False", ELSEWHERE),
     ("ttng.wait_barrier", "state = load_k(ctx, ring, state, key_tile, True)", "the first lap over a ring never waits"),
 ]
 reason = reviewed(REDUNDANT)
@@ -39,5 +40,5 @@ def test_the_prefill_kernel_needs_its_synchronisation(name):
 
     results = knocked_out(case.kernel(), once, reason)
     assert len(results) > 50
-    modelled = [found for found in results if "fence" not in found.op]
+    modelled = [found for found in results if "fence" not in found.op and reason(found) != ELSEWHERE]
     assert sum(found.noticed for found in modelled) >= len(modelled) - 5
