@@ -10,6 +10,7 @@ from torch import Tensor
 
 import warpattn as wa
 from tests.oracle import Inputs, plain
+from warpattn.kernels.quantise.config import QuantiseConfig, programs_of_head
 from warpattn.problem import Call, validate
 from warpattn.quantized import EIGHT_BIT, GRANULARITIES
 from warpattn.runtime.torch_op.program import read, sequence_of, write
@@ -327,3 +328,12 @@ def test_gradients_of_the_queries_flow_through_the_reference():
     wide = x.dequantized()
     (expected,) = torch.autograd.grad(wa.attention(q, wide, wide).sum(), q)
     assert torch.equal(found, expected) and bool(found.any())
+
+
+def test_programs_and_columns_of_the_quantising_kernels():
+    """792 programs share a tensor, at least one a head and at most one a block; columns are a power of two."""
+    assert [programs_of_head(blocks, 8) for blocks in (5, 99, 100)] == [5, 99, 99]
+    assert [programs_of_head(100, heads) for heads in (1, 792, 793)] == [100, 1, 1]
+    fields = {"rows": 1, "run": 8, "stored_run": 8, "per": "head", "sizes": 0, "given": False, "largest": 448.0}
+    widths = [QuantiseConfig(dim=dim, **fields, sequences=False).width for dim in (64, 65, 96, 128, 576)]
+    assert widths == [64, 128, 128, 128, 1024]

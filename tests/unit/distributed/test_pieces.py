@@ -105,3 +105,12 @@ def test_sums_are_rounded_once(dtype, shape, seed):
     near: dict[str, Any] = {} if dtype != torch.bfloat16 else {"rtol": 2.0**-8, "atol": 1e-6}
     for _ in range(2):  # asking again changes nothing
         torch.testing.assert_close(found.rounded(), wanted.to(dtype), **near)
+
+
+def test_chunks_of_a_rank_by_hand():
+    """Rank 1 of 4: the second chunk from each end; in its shard they lie side by side."""
+    first, second = Placement("zigzag", 4).chunks(1, 16)
+    assert (first.local, first.whole) == (slice(0, 2), slice(2, 4))
+    assert (second.local, second.whole) == (slice(2, 4), slice(12, 14))
+    (only,) = Placement("contiguous", 4).chunks(1, 16)
+    assert (only.local, only.whole) == (slice(0, 4), slice(4, 8))

@@ -341,3 +341,12 @@ BLOCKS = flex.create_block_mask(causal, None, None, 40, 40, device="cpu")
 def test_what_is_refused_is_named(tensors, options, message):
     with pytest.raises(wa.AttentionError, match=message):
         flex_attention(*tensors, **options)
+
+
+def test_functions_get_tensors_for_numbers():
+    """As FlexAttention calls them: functions of torch take no Python numbers. Rows count from the last key's end."""
+    mask = MaskMod(lambda b, h, q, k: torch.logical_and(torch.eq(b, 0), q >= k))
+    rows, keys = torch.arange(2, 5)[:, None], torch.arange(5)[None]
+    assert torch.equal(mask.keep(0, 1, rows, keys, Lengths(3, 5)), rows - 2 >= keys)
+    assert torch.equal(mask.keep(0, 1, keys.T, keys), keys <= keys.T)
+    assert not mask.keep(1, 1, rows, keys, Lengths(3, 5)).any()

@@ -1,5 +1,7 @@
 """What Triton refuses to compile ends in one sentence, with Triton's own lines as the cause."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -13,8 +15,8 @@ from triton.runtime.errors import PTXASError
 import warpattn as wa
 from tests.launches import small_call
 from warpattn.kernels.pieces import codegen
-from warpattn.runtime import simulate
-from warpattn.runtime.compiler import compiled, refusals_named
+from warpattn.runtime import compiler, hip, simulate
+from warpattn.runtime.compiler import artifact_of, compiled, folder_refusal, refusals_named
 from warpattn.runtime.launches import list_launches
 
 
@@ -58,6 +60,61 @@ def test_a_pass_of_the_compiler_that_fails(owner, name, compile_it, monkeypatch)
         compile_it(launch)
 
 
+def test_the_cause_of_an_error_is_its_reason():
+    """Also where it was not being handled."""
+    refused = RuntimeError("the pass failed")
+    refused.__cause__ = ValueError("too many registers")
+    with pytest.raises(wa.AttentionError, match=r"Triton says: too many registers$"), refusals_named("sm90.decode"):
+        raise refused
+
+
 def test_other_errors_pass():
     with pytest.raises(KeyError), refusals_named("sm90.decode"):
         raise KeyError("a bug")
+
+
+@pytest.mark.parametrize(("arch", "code", "threads"), [("sm90", b"of NVIDIA", 96), ("gfx950", b"of AMD", 192)])
+def test_machine_code_and_threads_of_a_maker(arch, code, threads, monkeypatch):
+    """Three warps, of 32 or 64 lanes."""
+    metadata = SimpleNamespace(name="entry", shared=1024, num_warps=3)
+    asm = {"cubin": b"of NVIDIA", "hsaco": b"of AMD", "amdgcn": ""}
+    made = SimpleNamespace(metadata=metadata, asm=asm, src=SimpleNamespace(signature={"x": "*fp32"}))
+    monkeypatch.setattr(compiler, "compiled", lambda launch, target: made)
+    monkeypatch.setattr(hip, "check_layout", lambda *_: None)
+    artifact = artifact_of(SimpleNamespace(arch=arch, name="kernel"))
+    assert (artifact.cubin, artifact.threads) == (code, threads)
+
+
+def test_folders_that_triton_may_not_write_into(tmp_path):
+    own, shared, file = tmp_path / "own", tmp_path / "shared", tmp_path / "file"
+    own.mkdir(mode=0o700)
+    shared.mkdir()
+    shared.chmod(0o777)
+    file.touch()
+    assert folder_refusal(own) == folder_refusal(own / "new" / "er") == folder_refusal(shared / "new") == ""
+    assert folder_refusal(shared) == f"every user may write in {shared}"
+    assert folder_refusal(file) == f"{file} cannot be written" and folder_refusal(file / "x").endswith("be written")
+    assert folder_refusal(None) == "there is no home folder"
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_private_folder_from_the_first_refusal_on(refused, tmp_path, monkeypatch):
+    """What fails in Triton's own folder runs once more elsewhere, and all that follows runs there at once."""
+    from triton import knobs
+
+    used, leaving, elsewhere = [], [], tmp_path / "private"
+    for name, value in (("_private", []), ("private_temporary", lambda: elsewhere), ("say_once", lambda _: None)):
+        monkeypatch.setattr(compiler, name, value)
+    monkeypatch.setattr(compiler.atexit, "register", lambda *call, **_: leaving.append(call[1]))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+    def compile_it():
+        used.append(knobs.cache.dir)
+        if used[-1] != str(elsewhere) and refused:
+            raise OSError("no space left on device")
+        return len(used)
+
+    found = [compiler._somewhere(compile_it) for _ in range(2)]
+    assert found == ([2, 3] if refused else [1, 2])
+    assert used == ([str(tmp_path), str(elsewhere), str(elsewhere)] if refused else [str(tmp_path)] * 2)
+    assert leaving == ([elsewhere] if refused else [])

@@ -105,6 +105,13 @@ def test_outputs_that_do_not_fit_are_computed_aside(name, card):
         assert written(out) and card.launches[-1]["maps"][3] != out.data_ptr()
 
 
+def test_a_call_like_one_before_has_an_output_of_the_values_head_dim(card):
+    for count in (1, 2):
+        out = wa.attention(normal(), normal(), normal(B, S, H, 32))
+        assert out.shape == (B, S, H, 32) and written(out) and len(card.launches) == count
+    assert card.examined == 1
+
+
 def test_single_elements_may_have_any_stride():
     x = normal(1, 1, 1, D).as_strided((1, 1, 1, D), (0, 3, 5, 1))
     assert operands.addressable(x)

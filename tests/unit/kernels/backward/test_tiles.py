@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.kernels.backward.builds import long_problem
-from warpattn.kernels.nvidia.backward.tiles import MOST_TOGETHER, problem_fields
+from warpattn.kernels.nvidia.backward.tiles import MOST_TOGETHER, padded_columns, problem_fields
+from warpattn.kernels.sm90.backward.config import choose_config
 
 KEYS = 128  # of a tile
 
@@ -39,3 +40,17 @@ def test_heads_of_a_group_are_side_by_side_where_last_rows_see_all_keys(
     problem = long_problem(64, mask, group=group)
     assert problem_fields(problem, KEYS, deterministic)["side_by_side"] == together
     assert problem_fields(replace(problem, kind="ragged"), KEYS, deterministic)["side_by_side"] == together
+
+
+def test_columns_are_a_power_of_two() -> None:
+    assert [padded_columns(dim) for dim in (8, 32, 64, 72, 128, 136)] == [64, 64, 64, 128, 128, 256]
+
+
+@pytest.mark.parametrize(
+    ("dims", "wide", "reduces"),
+    [((64, 64), False, True), ((128, 128), False, True), ((192, 128), True, False), ((128, 136), True, True)],
+)
+def test_ctas_have_fewer_keys_above_128_columns(dims: tuple[int, int], wide: bool, reduces: bool) -> None:
+    """A role of its own adds dQ unless the attending warpgroups do."""
+    config, _ = choose_config(long_problem(dims[0], dim_v=dims[1]))
+    assert (config.wide, config.reduces) == (wide, reduces)

@@ -4,7 +4,41 @@ import pytest
 
 pytest.importorskip("triton")
 
+import torch
+
 from tests.sim.backward import Case, launches_of
+from warpattn.problem.backward import Gradients, fitted_gradients, without_tiles, write_back
+
+
+def gradients(dim: int, sinks: bool = False, dlse: bool = False) -> Gradients:
+    """Tensors of a call of 3 rows, 5 keys and 2 heads; gradients are 7 before."""
+    q, k, lse = torch.zeros(1, 3, 2, dim).half(), torch.zeros(1, 5, 2, dim).half(), torch.zeros(1, 2, 3)
+    dq, dk, dv = (torch.full_like(x, 7) for x in (q, k, k))
+    given = torch.arange(6.0).view(1, 2, 3) if dlse else None
+    numbers = (torch.zeros(2), torch.full((2,), 7.0)) if sinks else (None, None)
+    return Gradients(q, k, k.clone(), q.clone(), lse, q.clone(), given, numbers[0], dq, dk, dv, numbers[1])
+
+
+@pytest.mark.parametrize("dim", [20, 64])
+def test_gradients_that_tma_cannot_address_are_computed_aside_and_written_back(dim: int) -> None:
+    x = gradients(dim)
+    fitting = fitted_gradients(x)
+    for number, name in enumerate(("dq", "dk", "dv")):
+        made, wanted = getattr(fitting, name), getattr(x, name)
+        assert (made.data_ptr() == wanted.data_ptr()) == (dim == 64) and made.shape[-1] % 8 == 0
+        made.fill_(number)
+    write_back(fitting, x)
+    for number, name in enumerate(("dq", "dk", "dv")):
+        assert (getattr(x, name) == number).all() and getattr(x, name).shape[-1] == dim
+
+
+@pytest.mark.parametrize("dlse", [False, True])
+def test_gradients_without_tiles(dlse: bool) -> None:
+    """Of a sink what the LSE hands on: the LSE is the sink itself."""
+    x = gradients(64, sinks=True, dlse=dlse)
+    without_tiles(x)
+    assert not any(gradient.any() for gradient in (x.dq, x.dk, x.dv))
+    assert x.dsinks is not None and x.dsinks.tolist() == ([3.0, 12.0] if dlse else [0.0, 0.0])
 
 
 @pytest.mark.parametrize("arch", ["sm90", "sm100"])

@@ -44,6 +44,7 @@ def launches(call: SmallCall, **fields: Any) -> tuple[Launch, ...]:
 def test_a_program_of_the_combining_kernel_for_its_rows(heads: tuple[int, int], dim: int, tokens: int, grid) -> None:
     call = small_call("sm90", (dim, dim), rows=(tokens, 600), heads=heads)
     _, combine = launches(call, combine=Combine(separate_kernel=True))
+    assert (combine.name, combine.arch) == ("sm90.combine", "sm90")
     assert combine.grid == grid and combine.grid[0] * (combine.grid[1] - 1) < PROGRAMS
 
 
@@ -85,6 +86,13 @@ def test_slots_of_the_workspace() -> None:
         return len(workspace(problem, choose(problem, ARCHS["sm90"], options=INVARIANT), 4, device).lse)
 
     assert [slots(keys) for keys in (2048, 2049, 4096, 4097)] == [1, 4, 4, 6]
+
+
+def test_each_head_has_a_ticket_and_two_parts_of_its_own() -> None:
+    call = small_call("sm90", (64, 64), rows=(1, 600), heads=(12, 3))
+    args = launches(call)[0].args
+    assert args["workspace"].tickets.shape == (3,) and args["workspace"].heads.shape == (3, 2)
+    assert (args["shape"].heads, args["shape"].group) == (3, 4)
 
 
 def test_tickets_begin_with_0(monkeypatch: pytest.MonkeyPatch) -> None:

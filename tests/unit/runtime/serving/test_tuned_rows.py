@@ -29,6 +29,7 @@ from warpattn.runtime.plan import plan
 from warpattn.runtime.tuned import rows, table
 from warpattn.serving import tuning
 
+CARD_OF = table.card_of  # before the fixture replaces it
 
 def test_calls_of_another_process_read_the_file_once(machine, monkeypatch):
     winner, reads = others(SHAPE)[0], []
@@ -159,3 +160,20 @@ def test_lse_and_sinks_have_the_row_of_the_call_without():
     for name, value in (("batch", 3), ("seq_k", 21), ("dtype", torch.float16), ("mask", ()), ("heads_kv", 1)):
         assert table.key_of(replace(problem, **{name: value}), "sm90", CARD) != key
     assert table.key_of(problem, "sm90", "Other (132 SMs)") != key
+
+
+def test_without_a_folder_there_are_no_rows():
+    assert rows.read(None) == {}
+
+
+def test_each_card_has_its_own_rows(monkeypatch):
+    monkeypatch.setattr(table, "_card", lambda index: f"card {index}")
+    assert [CARD_OF(torch.device("cuda", i)) for i in (0, 1)] == ["card 0", "card 1"]
+    assert CARD_OF(torch.device("cuda")) == "card 0" and CARD_OF(torch.device("cpu")) == ""
+
+
+def test_a_row_of_other_kernels_is_stale_whatever_it_names(capsys):
+    """It says so itself, so nothing else is said of the configuration."""
+    write(replace(row_of(SHAPE, "no longer there"), kernels="others"))
+    row = table.tuned_row(problem_of(SHAPE), "sm90", CARD)
+    assert row is not None and row.stale and "is ignored" in row.words and capsys.readouterr().err == ""
