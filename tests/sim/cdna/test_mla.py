@@ -53,17 +53,6 @@ def test_lengths(arch, length):
 
 
 @both
-@pytest.mark.parametrize("partitions", PARTITIONS)
-def test_hidden_latents_between_visible_ones_reach_nothing(arch, partitions):
-    """Under a mask of indices alone; what is not finite is hidden from every row."""
-    case = Latent((130,), tokens=3, mask=CustomMask(lambda b, h, q, k: (k % 7 != 3) & (k <= q)))
-    x = tensors(case)
-    x.k[0, 3::14], x.k[0, 10::14] = torch.nan, torch.inf
-    call = x.call(case)
-    check(call, arch, decode_choice(call, arch, partitions))
-
-
-@both
 def test_a_tile_has_32_rows(arch):
     """With 64, queries of 576 columns and a quarter of 512 of the output do not fit into a wave's registers."""
     case = Latent((500,), heads=128)

@@ -17,10 +17,8 @@ from tests.sim.cdna.calls import ARCHS, Case, outputs, paged, prefill_choice, re
 from tests.sim.cdna.counts import outstanding, vm_instructions
 from tests.sim.sm90.mla import Latent, tensors
 from warpattn.kernels.amd.kv_config import KINDS
-from warpattn.kernels.cdna.attend import recomputes
 from warpattn.kernels.cdna.config import CDNAConfig
 from warpattn.kernels.cdna.launch import launches_of_choice
-from warpattn.kernels.cdna.select import choose
 from warpattn.machine_code.gcn import Summary, check_copies, check_loads, read, summary
 from warpattn.masks import (
     Causal,
@@ -35,7 +33,6 @@ from warpattn.masks import (
     SlidingWindow,
 )
 from warpattn.problem import Call
-from warpattn.problem.arch import ARCHS as TARGETS
 from warpattn.problem.arch import triton_target
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import Operands, fitted
@@ -287,18 +284,6 @@ def test_latent_attention(shape, arch):
     assert built.summary.lds <= 48 * 1024
     assert check_copies(built.text).proven
     assert not check_loads(built.text)
-
-
-@pytest.mark.parametrize(
-    ("latent", "paged", "conditions", "reads", "again"),
-    [(False, True, 1, 0, True), (False, False, 0, 0, False), (True, False, 1, 0, True), (True, True, 1, 0, False),
-     (True, True, 1, 1, True)],
-)  # fmt: skip
-def test_which_tiles_that_met_nan_are_computed_again(latent, paged, conditions, reads, again):
-    """All but those of latents in pages under masks of indices alone."""
-    call = tensors(Latent((300,))).call(Latent((300,))) if latent else Case(200, 300, dim=256).call()
-    config = choose(ready_of(call, "gfx950").problem, TARGETS["gfx950"]).config
-    assert recomputes(config, paged, conditions, reads) == again
 
 
 @pytest.mark.parametrize(("page_size", "arch"), drawn(product((16, 64), ARCHS), each_once((16, 64), ARCHS)))

@@ -14,7 +14,7 @@ from ..pieces.span import tile_span
 from .epilogue import store_output
 from .feed import make_feed, visit_of
 from .layouts import product_layout, scores_operand
-from .recompute import apart, nonfinite_rows, recompute_output
+from .recompute import any_nonfinite, recompute_output
 from .scales import first_scales, next_scales, scaled
 from .softmax import softmax_start, softmax_step
 from .visible import visible_scores
@@ -26,8 +26,7 @@ def attend(ctx, work):
     """One tile of rows against its partition of the keys."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = product_layout(config)
-    columns = gl.arange(0, config.padded_qk, gl.SliceLayout(0, scores_operand(config, 0)))
-    q = load_queries(ctx.tensors, ctx.shape, work, columns, config, ctx.traits)
+    q = load_queries(ctx.tensors, ctx.shape, work, scores_operand(config, 0), config, ctx.traits)
     keys = ctx.mods.key_span(work.rows, work.lengths, config.block_m // config.pack)
     span, end = tile_span(keys, config.block_n), gl.minimum(keys[3], work.lengths.seq_k)
     first, last = partition_of(ctx, gl.where(keys[0] < end, span.total, 0))
@@ -46,21 +45,19 @@ def attend(ctx, work):
         scales = next_scales(ctx, work, feed, visit, scales)
         o, stage = feed.values(p, o * alpha[:, None], visit, stage)
     feed.finish()
-    if recomputes(config, ctx.traits.paged, len(ctx.keeps), len(ctx.mods.mask_args)):
-        rows = nonfinite_rows(o)
-        if rows > 0:
-            o = recompute_output(ctx, apart(work, rows), feed, state, span, (first, last))
+    if recomputes(config, len(ctx.keeps), len(ctx.mods.mask_args)):
+        if any_nonfinite(o):
+            o = recompute_output(ctx, work, q, feed, state, span, (first, last))
     if has_scale(config, "v", "tensor", "head"):
         o = o * output_scale(ctx.scales, work.kv_head, config)
     store_output(ctx, o, state, work, exponent_scale(ctx))
 
 
 @gluon.constexpr_function
-def recomputes(config, paged, conditions, tensors):
+def recomputes(config, conditions, tensors):
     """Whether a tile that met NaN is computed again: under a mask of so many conditions, which reads so many tensors.
-    One of indices alone hides keys from some rows only, or at a window's edge: too little for latents in pages, whose
-    loop leaves no scalar registers."""
-    return tensors > 0 or (conditions > 0 and not (paged and config.padded_qk > 256))
+    One of indices alone hides keys from some rows only, or at a window's edge: too little to pay for."""
+    return tensors > 0 or (conditions > 0 and config.recomputes_freely)
 
 
 @gluon.jit

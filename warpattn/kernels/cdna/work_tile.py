@@ -166,12 +166,11 @@ def packed_offsets(strides, work, token, head):
 
 
 @gluon.jit
-def load_queries(tensors, shape, work, columns, config: gl.constexpr, traits: gl.constexpr):
-    """`columns` of Q [M, D] of the tile, in their layout; zeros in rows and columns that do not exist."""
-    layout: gl.constexpr = columns.type.layout.parent
+def load_queries(tensors, shape, work, layout: gl.constexpr, config: gl.constexpr, traits: gl.constexpr):
+    """Q [M, D] of the tile as an operand; zeros in rows and columns that do not exist."""
     r = tile_rows(layout, config)
     token, head, inside = rows_of(shape, work, r, config)
-    cols = columns[None, :]
+    cols = gl.arange(0, config.padded_qk, gl.SliceLayout(0, layout))[None, :]
     mask = inside[:, None]
     if config.dim_qk < config.padded_qk:
         mask = mask & (cols < config.dim_qk)
