@@ -191,6 +191,8 @@ def compiled_with_swap_ab(page: int, rope: torch.dtype):
 
 
 SWAP_AB = [(64, torch.bfloat16), (16, torch.bfloat16), (64, E4M3)]  # pages and rotary parts
+# Bytes of stack of each: words that are spilled outside of the loops over tiles but for two (bench/notes.md, 209).
+STACK = dict(zip(SWAP_AB, (32, 96, 96), strict=True))
 
 
 @pytest.mark.parametrize(("page", "rope"), drawn(SWAP_AB, [(64, torch.bfloat16)]))
@@ -203,7 +205,7 @@ def test_machine_code_with_swap_ab(page, rope):
     counts, used = opcode_counts(kernel.asm["cubin"]), resources(kernel.asm["cubin"])
     assert kernel.metadata.shared <= config.smem_bytes + SLACK
     assert config.smem_bytes + SLACK + 1024 <= SM_SMEM
-    assert used.stack == 0 and role_faults(kernel.asm) == []
+    assert used.stack <= STACK[page, rope] and role_faults(kernel.asm) == []
     products = 576 // 16 + 2 * (config.half // 64) * (config.block_n // 16)
     assert (counts["HGMMA"], counts["HMMA"]) == (products, 0)
     converted = 2 * config.dim_v * config.block_n // 128 // 2  # pairs of a thread, as keys and as values

@@ -91,7 +91,7 @@ def store_output(ctx, f0, f1, wg: gl.constexpr):
     cols: gl.constexpr = config.store_columns
     slots: gl.constexpr = config.out_slots
     turns: gl.constexpr = writers(config)
-    total = no_values(config)
+    total = no_values(ctx)
     for i in gl.static_range(config.padded_ov_depth // cols):
         if i % turns == wg:
             if i >= slots:

@@ -56,7 +56,7 @@ def store_blocks(ctx, factor, wg: gl.constexpr):
     cols: gl.constexpr = config.store_columns
     slots: gl.constexpr = config.out_slots
     row = ctx.tile.row + wg * config.wg_queries
-    total = no_values(config)
+    total = no_values(ctx)
     for i in gl.static_range(config.padded_ov_depth // cols):
         values = ctx.memory.o.index(wg).slice(i * cols, cols).load()
         scale = gl.convert_layout(factor, gl.SliceLayout(1, values.type.layout), assert_trivial=True)
@@ -72,9 +72,12 @@ def store_blocks(ctx, factor, wg: gl.constexpr):
 
 
 @gluon.jit
-def no_values(config: gl.constexpr):
-    """The sum of no values of each row."""
-    return gl.zeros([config.MMA_M], gl.float32, row_layout())
+def no_values(ctx):
+    """The sum of no values of each row; one number where no tile is attended to again."""
+    if ctx.recomputes:
+        return gl.zeros([ctx.config.MMA_M], gl.float32, row_layout())
+    else:
+        return gl.to_tensor(0.0)
 
 
 @gluon.jit
