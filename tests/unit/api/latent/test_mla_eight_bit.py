@@ -192,7 +192,7 @@ def compiled_with_swap_ab(page: int, rope: torch.dtype):
 
 SWAP_AB = [(64, torch.bfloat16), (16, torch.bfloat16), (64, E4M3)]  # pages and rotary parts
 # Bytes of stack of each: words that are spilled outside of the loops over tiles but for two (bench/notes.md, 209).
-STACK = dict(zip(SWAP_AB, (32, 96, 96), strict=True))
+SWAP_AB_STACK = dict(zip(SWAP_AB, (32, 96, 96), strict=True))
 
 
 @pytest.mark.parametrize(("page", "rope"), drawn(SWAP_AB, [(64, torch.bfloat16)]))
@@ -205,10 +205,12 @@ def test_machine_code_with_swap_ab(page, rope):
     counts, used = opcode_counts(kernel.asm["cubin"]), resources(kernel.asm["cubin"])
     assert kernel.metadata.shared <= config.smem_bytes + SLACK
     assert config.smem_bytes + SLACK + 1024 <= SM_SMEM
-    assert used.stack <= STACK[page, rope] and role_faults(kernel.asm) == []
-    products = 576 // 16 + 2 * (config.half // 64) * (config.block_n // 16)
+    assert used.stack <= SWAP_AB_STACK[page, rope] and role_faults(kernel.asm) == []
+    # Each warpgroup has 64 keys of the scores and its share of the output's columns.
+    products = 576 // 16 + 2 * (config.half // 64) * (config.block_n // 16) // config.warpgroups
     assert (counts["HGMMA"], counts["HMMA"]) == (products, 0)
-    converted = 2 * config.dim_v * config.block_n // 128 // 2  # pairs of a thread, as keys and as values
-    assert counts["F2FP"] >= converted + (config.rope * config.block_n // 128 // 2 if rope == E4M3 else 0)
+    threads = 128 * config.warpgroups
+    converted = 2 * config.dim_v * config.block_n // threads // 2  # pairs of a thread, as keys and as values
+    assert counts["F2FP"] >= converted + (config.rope * config.block_n // threads // 2 if rope == E4M3 else 0)
     assert counts["HADD2"] == 0, "e4m3 becomes fp16 in one step"
     assert counts["WARPGROUP"] < counts["HGMMA"] / 2, "products do not wait for each other"
