@@ -21,7 +21,6 @@ from tests.gradients import check_gradients, weights
 from tests.oracle import Inputs, check, plain, visible
 from tests.specials import SPOILS, unlike
 from tests.unit.api.test_gradients import require, taken
-from warpattn.kernels.sm90.prefill.config import split_dim
 from warpattn.problem.backends import LATENT, LATENT_TOKENS, LIMITS, BackwardLimits, EightBitLimits
 from warpattn.quantized import ROW_BLOCKS
 from warpattn.sequences import Dense, PagedRagged
@@ -113,9 +112,7 @@ def _hides(arch: str, case: Case) -> bool:
     """Whether an architecture's kernels look for hidden values, whatever the sizes; see docs/numbers.md."""
     if arch == "sm100":
         return False
-    dim_v = case.dim_v or case.dim
-    free = sum(split_dim(dim_v)) not in (32, 64, 128, 192) if arch == "sm90" else max(case.dim, dim_v) <= 128
-    return free or _reads(case)
+    return arch == "sm90" or max(case.dim, case.dim_v) <= 128 or _reads(case)
 
 
 def _reads(case: Case) -> bool:

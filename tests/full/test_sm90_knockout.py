@@ -36,8 +36,7 @@ pytestmark = pytest.mark.full
 
 ALONE = ("ttng.wait_barrier", "rows.load(ctx, alone, state, left.tile", "one warpgroup uses its slots one at a time")
 EMPTY = ("ttng.init_barrier", "mbarrier.init(bars.index(i), count=1)", "barriers of empty slots, as above")
-LEFT = ("st.shared.b32", "poke(ctx.rings.left.index(wg), left)", "a value: without it the tiles stay as they are")
-reason = reviewed([*SM90_PREFILL, FIRST, TURN, ALONE, EMPTY, LEFT])
+reason = reviewed([*SM90_PREFILL, FIRST, TURN, ALONE, EMPTY])
 
 
 @dataclass(frozen=True)

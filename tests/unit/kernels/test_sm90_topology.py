@@ -112,15 +112,15 @@ def test_the_compiled_kernel_has_what_its_topology_says(name: str) -> None:
     config = launch.key[0]  # type: ignore[index]
     topology = config.topology
     code = to_ttgir(launch.source(), triton_target("sm90"), dict(launch.options)).asm["ttgir"]
-    repeats = getattr(config, "recomputes_freely", False)  # recompute.py's barriers are of no role
+    tiles = getattr(config, "tiles", config)
+    repeats = getattr(tiles, "recomputes", False)  # recompute.py's barriers are of no role
     converts = getattr(config, "latents", None) is not None and not config.swap_ab  # the role that loads, 8-bit latents
     fills = 2 if converts else 1  # the copy of rotary parts and that role fill a slot
     again = Counter({1: RECOMPUTE_BARRIERS if repeats else 0})
     initialised = Counter(map(int, re.findall(r"ttng\.init_barrier %[\w.]+, (\d+)", code)))
     assert initialised == arrivals(topology, fills) + again
     expected = {edge.slot_bytes for edge in topology.edges if by_tma(edge, config)}
-    expected |= {recomputed_bytes(config)} if repeats else set()
-    tiles = getattr(config, "tiles", config)
+    expected |= {recomputed_bytes(tiles)} if repeats else set()
     if getattr(tiles, "eight_bit", None):
         expected = {tiles.q_bytes, tiles.k_bytes // tiles.widening, tiles.v_bytes // tiles.widening}
     if converts:

@@ -55,7 +55,7 @@ def attention_kernel(
     q, q_rope = two_tensors(q_ptr, traits.own_rope)
     k, k_rope = two_tensors(k_ptr, config.rope is not None)
     tensors = Tensors(q, k, v_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides, q_rope, k_rope)
-    mods = Modifiers(None, functions.span, functions.score, mask_args, score_args)
+    mods = Modifiers(None, False, functions.span, functions.score, mask_args, score_args)
     work = find_work(indices, shape, config, traits)
     scores = scores_scale(scale, work.kv_head, mods, config)
     ctx = Context(tensors, shape, mods, scores, scale, functions.keep, config, traits)

@@ -18,9 +18,10 @@ def run_layout(columns, run):
 @gluon.constexpr_function
 def exponents(dtype):
     """(bits of the exponents, their lowest ones, the signs) of the numbers in 32 bits."""
-    highest, lowest = {"bf16": (0x7F80, 0x80), "fp16": (0x7C00, 0x400), "fp8e4nv": (0x7F, 1), "fp8e5": (0x7C, 4)}[
-        str(dtype)
-    ]
+    highest, lowest = {
+        "fp32": (0x7F800000, 0x800000), "bf16": (0x7F80, 0x80), "fp16": (0x7C00, 0x400), "fp8e4nv": (0x7F, 1),
+        "fp8e5": (0x7C, 4),
+    }[str(dtype)]  # fmt: skip
     bits = dtype.primitive_bitwidth
     each = sum(1 << at for at in range(0, 32, bits))
     sign = (1 << (bits - 1)) * each

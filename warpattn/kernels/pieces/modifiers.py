@@ -13,6 +13,7 @@ from .softmax import LOG2_E
 @gluon.aggregate
 class Modifiers:
     keep: gl.constexpr  # keep(b, h, q, k, len_q, len_k, args) -> bool, or None: every key in range is visible
+    hides_newer: gl.constexpr  # whether keep hides every key after the query's own, so all keys past the end
     span: gl.constexpr  # span(b, h, q_lo, q_hi, len_q, len_k, args) -> (first, full_lo, full_hi, last)
     score: gl.constexpr  # a ScoreFunction of (s, b, h, q, k, len_q, len_k, args), or None
     mask_args: gl.tuple
@@ -56,6 +57,14 @@ class Modifiers:
         """Whether queries see keys, for a mask; `q` and `k` broadcast. `index` is k as `keep` takes it."""
         kept = self.keep(tile.b, tile.h, q, index, work.seq_q, work.seq_k, self.mask_args)
         return gl.to_tensor(kept) & (k < work.seq_k)
+
+
+@gluon.jit
+def modifiers(functions: gl.constexpr, mask_args, score_args):
+    """Those of `Functions` or `BackwardFunctions`, with the tensors of the mask and of the score."""
+    return Modifiers(
+        functions.keep, functions.hides_newer, functions.span, functions.score, mask_args, score_args
+    )  # fmt: skip
 
 
 @gluon.jit

@@ -83,6 +83,7 @@ class Functions(NamedTuple):
     """A mask and a score as Gluon functions, see `Modifiers`; keep is None where every key is visible."""
 
     keep: Any
+    hides_newer: bool
     span: Any
     score: ScoreFunction | None
 
@@ -99,7 +100,7 @@ def modifier_functions(
     keep = None if always else compile_function((keep_node,), MASK_SYMBOLS, ranks, arithmetic, split_keys)
     span = compile_function(tuple(span_nodes), SPAN_SYMBOLS, ranks, arithmetic)
     if score is None:
-        return Functions(keep, span, None)
+        return Functions(keep, hides_newer(keep_node), span, None)
     score_ranks = tuple(tensor.ndim for tensor in score.tensors)
     outputs, before, after = score.outputs, 1.0, 1.0
     cap = softcap_factors(*outputs) if folds else None
@@ -107,13 +108,25 @@ def modifier_functions(
         before, after = cap
         outputs = (Node(("tanh", "float", _S)),)
     function = compile_function(outputs, SCORE_SYMBOLS, score_ranks, arithmetic)
-    return Functions(keep, span, ScoreFunction(function, before, after))
+    return Functions(keep, hides_newer(keep_node), span, ScoreFunction(function, before, after))
+
+
+_Q, _K = Node(("sym", "int", "q")), Node(("sym", "int", "k"))
+_OLDER = (("le", _K, _Q), ("lt", _K, _Q), ("ge", _Q, _K), ("gt", _Q, _K))  # conditions without their dtype
+
+
+def hides_newer(keep: Node) -> bool:
+    """Whether a mask's condition is that a key is not after the query, alone or with others."""
+    if keep.op in ("and", "or"):
+        return (any if keep.op == "and" else all)(map(hides_newer, keep.operands))
+    return (keep.op, *keep.operands) in _OLDER
 
 
 class BackwardFunctions(NamedTuple):
     """`Functions` of a mask and a score, and the score's derivative as a Gluon function; None: 1."""
 
     keep: Any
+    hides_newer: bool
     span: Any
     score: ScoreFunction | None
     slope: Any

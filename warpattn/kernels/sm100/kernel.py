@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared
 
-from ..pieces.modifiers import Modifiers
+from ..pieces.modifiers import modifiers
 from ..pieces.scales import OfTokens, softmax_scale
 from ..pieces.scheduler import Tile
 from ..pieces.scheduler_split import partition_tiles
@@ -46,7 +46,7 @@ def prefill_kernel(
     if partitions > 1:
         sources = at_part(sources, o_desc, lse_ptr, shape, sequence_args, partition, tile.b, traits)
     work = Work(seq_q, seq_k, shape.heads_q, head // traits.group)
-    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
+    mods = modifiers(functions, mask_args, score_args)
     span = mods.key_span(tile, work, config.PairBM_eff)
     sources = gl.aggregate_replace(sources, v=seen_values(sources.v, span, seq_k, mods, sequence_args))
     run = tile_span(span, config.BN)

@@ -24,6 +24,9 @@ def operand_layout(cols, depth=16):
     return gl.DotOperandLayout(0, accumulator_layout(cols, depth), depth // 8)
 
 
+THREADS = gl.constexpr(gl.BlockedLayout([1, 1], [8, 4], [4, 1], [1, 0]))  # [32, 4], one number for each of 128 threads
+
+
 @gluon.constexpr_function
 def turn_asm(action, wg):
     """PTX for `action`, "sync" or "arrive", on the named barrier of a warpgroup's turn: two warpgroups meet there

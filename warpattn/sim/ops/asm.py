@@ -252,25 +252,33 @@ def _store_word(task: Any, match: re.Match[str], view: MemDesc, value: int) -> A
 
 
 @whole(
-    r"\{ \.reg \.pred p; setp\.ne\.b32 p, \$2, 0; @p st\.shared\.b32 \[\$0\], \$1; "
-    r"@p fence\.proxy\.async\.shared::cta; \}$"
+    r"\{ \.reg \.b32 at, x; and\.b32 at, \$3, 31; mad\.lo\.u32 at, at, 4, \$1; bar\.warp\.sync 0xffffffff; "
+    r"mov\.b32 \$0, \$2; "
+    r"(?:ld\.shared\.b32 x, \[at \+ \d+\]; and\.b32 x, x, \d+; add\.u32 x, x, \d+; or\.b32 \$0, \$0, x; )+\}$"
 )
-def _store_word_if(task: Any, match: re.Match[str], view: MemDesc, value: int, predicate: int) -> Any:
-    """The same if a scalar is not zero, with a fence for the asynchronous proxy."""
-    if predicate:
-        _write_word(task, view, value)
-        task.clock.fence()
-    return None
+def _see_nonfinite(task: Any, match: re.Match[str], tile: MemDesc, seen: int, threads: np.ndarray) -> Any:
+    """The sign bit, if that was seen before or a number in the first row of a tile is not finite."""
+    bits, missing = tile.buffer.read(task.access(tile, False), task.clock)
+    finite = np.isfinite(decode(bits[0], tile.elem)).all()
+    value = seen if finite else seen | -(1 << 31)
+    return poisoned(value, None if missing is None else missing.at(missing.where[0].any()))
     yield
 
 
-@whole(r"\{ \.reg \.pred p; setp\.nan\.f32 p, \$2, \$2; @p st\.shared\.b32 \[\$0\], \$1; \}$")
-def _store_word_of_nan(task: Any, match: re.Match[str], view: MemDesc, value: int, x: np.ndarray) -> Any:
-    """The same by each thread with a NaN."""
-    if np.isnan(x).any():
-        _write_word(task, view, value)
-    return None
-    yield
+@whole(
+    r"\{ \.reg \.pred p; \.reg \.b32 x; and\.b32 x, \$3, -\d+; setp\.ne\.b32 p, x, 0; "
+    r"vote\.sync\.any\.pred p, p, 0xffffffff; "
+    r"setp\.ge\.and\.s32 p, \$1, 0, p; setp\.eq\.and\.s32 p, \$4, 0, p; "
+    r"@p ld\.shared\.b32 x, \[\$0\]; @p st\.shared\.b32 \[\$0\], \$1; @p st\.shared\.b32 \[\$2\], x; \}$"
+)
+def _link_if_seen(
+    task: Any, match: re.Match[str], head: MemDesc, place: int, out: MemDesc, seen: int, threads: np.ndarray
+) -> Any:
+    """The first thread puts a number at the head of a list, if the first warp has seen something."""
+    if place >= 0 and seen < 0:
+        before = yield from _load_word(task, match, head)
+        _write_word(task, head, place)
+        _write_word(task, out, before)
 
 
 def _write_word(task: Any, view: MemDesc, value: int) -> None:

@@ -24,7 +24,7 @@ def queries_kernel(
 ):  # fmt: skip
     """dq, the rows' numbers, and parts of the sinks' gradients. Arguments are the named tuples of `config`; `functions`
     are `BackwardFunctions`. Grid: (tiles of HELD query rows,)."""
-    mods = Modifiers(None, functions.span, functions.score, mask_args, score_args)
+    mods = Modifiers(None, False, functions.span, functions.score, mask_args, score_args)
     ctx = Context(reads, strides, numbers, shape, mods, functions.slope, scale, functions.keep, config, traits)
     work = find_work(indices, shape, config, traits)
     if work.rows.row < work.lengths.seq_q:
@@ -39,7 +39,7 @@ def keys_kernel(
     config: gl.constexpr, functions: gl.constexpr, traits: gl.constexpr,
 ):  # fmt: skip
     """dk and dv; arguments as in `queries_kernel`. Grid: (tiles of HELD keys,)."""
-    mods = Modifiers(None, functions.span, functions.score, mask_args, score_args)
+    mods = Modifiers(None, False, functions.span, functions.score, mask_args, score_args)
     ctx = Context(reads, strides, numbers, shape, mods, functions.slope, scale, functions.keep, config, traits)
     work, key = find_keys(indices, shape, config, traits)
     if key < work.lengths.seq_k:

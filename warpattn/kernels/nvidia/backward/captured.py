@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from ...pieces.element_type import element_type
-from ...pieces.modifiers import Modifiers
+from ...pieces.modifiers import Modifiers, modifiers
 from ...pieces.softmax import LOG2_E
 from ..finite import clear_nonfinite
 from . import arguments as sizes
@@ -74,7 +74,7 @@ def captured_kernel(
     """reads: `StridedRows` of q, k, v, dout. statistics: `Statistics`. sums: fp32 tensors to add to, one of each of
     `adjoints`, which are `AdjointFunctions`. shape: `CapturedShape`. products: `PairProducts`. Grid: (tiles of rows,
     heads)."""
-    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
+    mods = modifiers(functions, mask_args, score_args)
     rows = own_rows(shape, cu_q, cu_k, config)
     if rows.row < rows.seq_q:
         ctx = load_rows(reads, statistics, rows, mods, scale, shape, products, config)

@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_wait
 
-from ...pieces.modifiers import Modifiers
+from ...pieces.modifiers import modifiers
 from ..clipped_rows import ClippedRows
 from .visits import Context, DenseRows, Tensors, Work, keys_at
 
@@ -23,7 +23,7 @@ def backward_kernel(
     each key tile of each key head, of a ragged batch as many as there may be; any number if `config.persistent`.
     """
     gdc_wait()
-    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
+    mods = modifiers(functions, mask_args, score_args)
     if config.ragged:
         tensors = Tensors(
             clipped(reads[0]), clipped(reads[1]), clipped(reads[2]), clipped(reads[3]), clipped(writes[0]),

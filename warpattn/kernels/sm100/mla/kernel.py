@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 
 from ...nvidia.latent_queries import LatentQueries
 from ...nvidia.strided import Strided
-from ...pieces.modifiers import Modifiers
+from ...pieces.modifiers import modifiers
 from ...pieces.scales import OfTokens, softmax_scale
 from ...pieces.scheduler_split import partition_tiles
 from ...pieces.span import tile_span
@@ -53,7 +53,7 @@ def latent_kernel(
     )
     k, v, seq_k = key_sources(k_desc, v_desc, shape.seq_k, sequence_args, b, config, traits)
     lengths = Lengths(seq_q, seq_k)
-    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
+    mods = modifiers(functions, mask_args, score_args)
     span = row_span(rows, lengths, mods, config)
     v = seen_values(v, span, seq_k, mods, sequence_args)
     run = partition_tiles(tile_span(span, config.BN), partition, partitions, has_scores(rows, lengths, traits))

@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared
 
-from ...pieces.modifiers import Modifiers
+from ...pieces.modifiers import modifiers
 from ...pieces.scales import OfTokens, softmax_scale
 from ...pieces.scheduler_split import partition_tiles
 from ...pieces.span import tile_span
@@ -47,7 +47,7 @@ def wide_kernel(
     )
     k, v, seq_k = key_sources(k_desc, v_desc, shape.seq_k, sequence_args, b, config, traits)
     lengths = Lengths(seq_q, seq_k)
-    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
+    mods = modifiers(functions, mask_args, score_args)
     span = row_span(rows, lengths, mods, config)
     v = seen_values(v, span, lengths.seq_k, mods, sequence_args)
     some = (lengths.seq_k > 0) & (rows.first < lengths.seq_q * traits.group)

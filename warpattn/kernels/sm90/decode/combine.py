@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ...pieces.combine import combine_block, combine_layout, combine_rows
-from ...pieces.modifiers import Modifiers
+from ...pieces.modifiers import modifiers
 from .context import Results, key_cache, make_results
 from .output import published_part, write_rows
 from .schedule import WorkItem, row_tile_at
@@ -32,7 +32,7 @@ def decode_combine_kernel(
     config: gl.constexpr, functions: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
 ):  # fmt: skip
     """Arguments as in `decode_kernel`. Grid: (row tiles * key heads, programs for its rows, blocks of columns)."""
-    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, mask_args)
+    mods = modifiers(functions, mask_args, mask_args)
     stored = key_cache(keys, keys, keys)
     results = make_results(out, lse_ptr, sinks_ptr, workspace, config)
     ctx = CombineContext(results, shape, config, has_sinks, has_lse)

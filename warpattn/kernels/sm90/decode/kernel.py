@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_wait
 
-from ...pieces.modifiers import Modifiers
+from ...pieces.modifiers import modifiers
 from .attend import attend_role
 from .attend_swap_ab import attend_swap_ab_role
 from .context import DecodeContext, key_cache, make_decode_rings, make_results, matrix, scales_of
@@ -46,7 +46,7 @@ def decode_kernel(
     `PartialResults`. shape: `DecodeShape`. functions: (keep, span, score), see `Modifiers`. Grid: any number of CTAs
     that the workspace has slots for.
     """
-    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
+    mods = modifiers(functions, mask_args, score_args)
     stored = key_cache(k, v, keys)
     results = make_results(out, lse_ptr, sinks_ptr, workspace, config)
     rings = make_decode_rings(config)

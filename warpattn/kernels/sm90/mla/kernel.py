@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from ...pieces.modifiers import Modifiers
+from ...pieces.modifiers import modifiers
 from ..decode.context import DecodeContext, key_cache, make_results
 from ..decode.schedule import my_range
 from .attend import attend_role
@@ -46,7 +46,7 @@ def mla_kernel(
 ):  # fmt: skip
     """Arguments and grid as in `decode_kernel`, q perhaps a `LatentQueryArgs`; the kernel reads the rotary columns
     through `k`, the latents through `v`."""
-    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
+    mods = modifiers(functions, mask_args, score_args)
     stored = key_cache(k, v, keys)
     results = make_results(out, lse_ptr, sinks_ptr, workspace, config)
     rings = make_rings(config)

@@ -46,8 +46,7 @@ class QueryTile:
 
 @gluon.jit
 def attend_role(ctx, wg: gl.constexpr):
-    """Run one warpgroup until the producer publishes that there is no more tile. Returns the place of the tile that it
-    has left to recompute.py last, or -1."""
+    """Run one warpgroup until the producer publishes that there is no more tile."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     q_state = consumer_state(config.q_stages)
@@ -62,7 +61,6 @@ def attend_role(ctx, wg: gl.constexpr):
     rings.k.consumer_wait(k_state)
     s = start_scores(q_tile, key_tile(ctx, k_state), config)
     s = warpgroup_mma_wait(0, deps=(s,))
-    left = gl.to_tensor(-1)
     while tile.row >= 0:
         span = ctx.work.key_tiles(ctx.mods, tile, config)
         s = scaled_scores(ctx, s, key_block_scales(ctx, tile, span.key_tile(0)), k_state, q_state, wg)
@@ -90,13 +88,12 @@ def attend_role(ctx, wg: gl.constexpr):
         if config.overlaps:
             o = wait_columns(len(config.qk_parts), o, state.p)
         rings.v.consumer_release(state.v)
-        left = store_output(scaled, o, state.softmax, tile, wg, left)
+        store_output(scaled, o, state.softmax, tile, wg)
         s = warpgroup_mma_wait(0, deps=(s,))
         k_state = state.k
         v_state = state.v.step()
         tile = following
     tma.store_wait(0)  # shared memory must outlive the last store's reads
-    return left
 
 
 @gluon.jit
@@ -237,8 +234,8 @@ def visible_scores(ctx, s, tile, key_tile, masked, wg):
 
 @gluon.jit
 def without_hidden(ctx, s, tile, lengths, offset, key):
-    """Scores of the keys from `key` on, with those at -inf that the mask hides or that are past the end. Row r has the
-    query at position `offset` + its token.
+    """Scores of the keys from `key` on, with those at -inf that the mask hides or that are past the end, where no row
+    has its query if the mask hides newer keys. Row r has the query at position `offset` + its token.
 
     A thread's columns are 8 j + 2 lane + e: what j and e add is a number in its code, the rest is subtracted from what
     keys are compared with. With a register for each column the compiler spilled in the loop over key tiles.
@@ -257,8 +254,9 @@ def without_hidden(ctx, s, tile, lengths, offset, key):
     if config.packed > 1:
         heads = RowHeads(tile.b, row_heads(tile, rows, config)[:, None, None, None])
     quads = ctx.mods.apply_mask(quads, heads, lengths, q, (first + column, column, first))
-    if key + config.block_n > lengths.seq_k:
-        quads = gl.where(column < lengths.seq_k - first, quads, -float("inf"))
+    if not ctx.mods.hides_newer:
+        if key + config.block_n > lengths.seq_k:
+            quads = gl.where(column < lengths.seq_k - first, quads, -float("inf"))
     return from_quads(quads, s)
 
 

@@ -22,7 +22,7 @@ ALIGNMENT = 512  # bytes that the compiler may add
 WIDE_QUERIES = 256  # columns: of more, shared memory has a query tile and 32 keys at a time
 ONE_SLOT = 448  # columns of queries up to which there are two slots of values beside them
 RECOMPUTE_BARRIERS = 6  # of recompute.py: full and empty of a slot each for K, V and Q
-LEFT_SLOTS = 8  # two for each warpgroup, see nonfinite.py
+LEFT_SLOTS = 4  # a list for each warpgroup, see nonfinite.py
 OTHER_REGISTERS = 30  # of a thread, beside scores, weights and output
 CONVERT = "convert"  # the role that makes 16-bit tiles of 8-bit ones, see eight_bit/convert.py
 
@@ -189,11 +189,6 @@ class SM90Config(KeyTileSizes, EightBitSizes):
     def recomputes(self) -> bool:
         """Whether recompute.py can attend again to tiles that meet hidden values which are not finite."""
         return self.eight_bit is None
-
-    @cached_property
-    def recomputes_freely(self) -> bool:
-        """Whether looking for such values costs no time: 1 to 2 % of causal prefill at the other widths (H200)."""
-        return self.recomputes and self.padded_v not in (32, 64, 128, 192)
 
     @cached_property
     def out_bytes(self) -> int:

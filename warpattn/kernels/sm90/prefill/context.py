@@ -103,7 +103,7 @@ class Rings:
     scales: gl.base_value  # `OfTokens` of 8-bit keys and values, each [stages * blocks, N] fp32; () without such
     tiles: gl.shared_memory_descriptor  # [stages * fields, 1] int32: the tile of each Q slot
     out: Columns  # [warpgroup, 1, 64 / packed, packed, columns stored at a time]
-    left: gl.shared_memory_descriptor  # [8, 1] int32, see nonfinite.py
+    left: gl.shared_memory_descriptor  # [4, 1] int32, see nonfinite.py
     recompute: gl.shared_memory_descriptor  # barriers of recompute.py
 
 

@@ -13,31 +13,26 @@ from ...pieces.softmax import softmax_finish
 from ..columns import as_matrices, rescale_columns
 from .context import output_type
 from .eight_bit.scales import scaled_factor
-from .nonfinite import leave, nonfinite_of, report
+from .nonfinite import leave, nothing_seen, seen_in
 from .packed_rows import row_heads, row_sinks, row_tokens
 
 
 @gluon.jit
-def store_output(ctx, o, softmax, tile, wg: gl.constexpr, left):
-    """Write O [64, Dv] of `tile`, in parts, and, with `has_lse`, LSE [64]; TMA clips rows and columns past the end.
-    Returns the place of the tile that the warpgroup has left to recompute.py last, before this one `left`."""
+def store_output(ctx, o, softmax, tile, wg: gl.constexpr):
+    """Write O [64, Dv] of `tile`, in parts, and, with `has_lse`, LSE [64]; TMA clips rows and columns past the end."""
     config: gl.constexpr = ctx.config
     factor, lse = finish(ctx, softmax, tile)
     o = rescale_columns(o, scaled_factor(ctx, factor, tile))
     row = tile.row + wg * config.wg_tokens
     if ctx.has_lse:
         store_lse(ctx, lse, tile, row)
-    nonfinite = None
-    if recomputes(config, ctx.mods.keep, len(ctx.mods.mask_args)):
-        nonfinite = nonfinite_of(o)
-    return store_columns(ctx, rounded(o, output_type(config)), tile, wg, nonfinite, left)
+    store_columns(ctx, rounded(o, output_type(config)), tile, wg)
 
 
 @gluon.constexpr_function
-def recomputes(config, keep, tensors):
-    """Whether tiles may be left to recompute.py: where the mask `keep` reads `tensors`, and where looking costs
-    nothing. A mask of indices alone hides keys from some rows that others see: too little to pay for elsewhere."""
-    return (config.recomputes and tensors > 0) or (config.recomputes_freely and keep is not None)
+def recomputes(config, keep):
+    """Whether tiles may be left to recompute.py: where there is a mask `keep`."""
+    return config.recomputes and keep is not None
 
 
 @gluon.jit
@@ -74,46 +69,44 @@ def store_lse(ctx, lse, tile, row):
 
 
 @gluon.jit
-def store_columns(ctx, o, tile, wg: gl.constexpr, nonfinite, left):
-    """O [64, Dv]: all parts at once, or where shared memory is short one block of columns after the other. Returns as
-    `store_output`; `nonfinite` is None unless tiles may be left."""
+def store_columns(ctx, o, tile, wg: gl.constexpr):
+    """O [64, Dv]: all parts at once, or where shared memory is short one block of columns after the other; the first
+    columns go last, as they have the link of a tile that is left to recompute.py."""
     config: gl.constexpr = ctx.config
     row = tile.row + wg * config.wg_tokens
+    seen = nothing_seen()
     if len(config.store_parts) == len(o) and config.store_parts[0] == config.v_parts[0]:
-        left = store_block(ctx, o, tile, row, 0, wg, nonfinite, left)
+        store_block(ctx, o, tile, row, 0, wg, seen)
     else:
-        column = 0
-        for part in gl.static_range(len(o)):
-            blocks = column_blocks(o[part], config.store_parts[0])
-            for i in gl.static_range(len(blocks)):
-                if part + i == 0:
-                    left = store_block(ctx, (blocks[i],), tile, row, column, wg, nonfinite, left)
-                else:
-                    store_block(ctx, (blocks[i],), tile, row, column, wg, None, left)
-                column += config.store_parts[0]
-    return left
+        cols: gl.constexpr = config.store_parts[0]
+        column = config.padded_v
+        for part in gl.static_range(len(o) - 1, -1, -1):
+            blocks = column_blocks(o[part], cols)
+            for i in gl.static_range(len(blocks) - 1, -1, -1):
+                column -= cols
+                seen = store_block(ctx, (blocks[i],), tile, row, column, wg, seen, part + i == 0)
 
 
 @gluon.jit
-def store_block(ctx, parts, tile, row, column, wg: gl.constexpr, nonfinite, left):
-    """Some columns of O through the staging tile, after TMA has read the tile's previous contents. Returns as
-    `store_columns`."""
+def store_block(ctx, parts, tile, row, column, wg: gl.constexpr, seen, first: gl.constexpr = True):
+    """Some columns of O through the staging tile, after TMA has read the tile's previous contents; `first`: with the
+    first one. Returns what was seen in them and before, see nonfinite.py."""
     config: gl.constexpr = ctx.config
     smem = ctx.rings.out.index(wg)
     staging = as_matrices(smem, config.rows, config.store_parts)
     tma.store_wait(0)
     for part in gl.static_range(len(parts)):
         staging[part].store(parts[part])
-    if nonfinite is not None:
-        report(ctx.rings.left.index(config.consumers + wg), nonfinite, ctx.work.place(tile, config.tokens))
+    if recomputes(config, ctx.mods.keep):
+        for part in gl.static_range(len(parts)):
+            seen = seen_in(staging[part], seen)
+        if first:
+            place = gl.where(row < ctx.work.lengths(tile).seq_q, ctx.work.place(tile, config.tokens), -1)
+            leave(ctx.rings.left.index(wg), place, staging[0], seen)
     fence_async_shared()
     gl.barrier()
-    if nonfinite is not None:
-        there = row < ctx.work.lengths(tile).seq_q
-        place = ctx.work.place(tile, config.tokens)
-        left = leave(left, ctx.rings.left.index(config.consumers + wg), place, there, smem[0])
     ctx.tensors.store_output(tile, row, column, smem)
-    return left
+    return seen
 
 
 @gluon.jit

@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from ...pieces.modifiers import Modifiers
+from ...pieces.modifiers import modifiers
 from ...pieces.scales import softmax_scale
 from ...pieces.scheduler import TILE_FIELDS, Work
 from ...pieces.scheduler_split import SPLIT_TILE_FIELDS, SplitWork
@@ -25,10 +25,10 @@ from .recompute import end_role, recompute_tiles
 
 @gluon.jit
 def attend(ctx, wg: gl.constexpr):
-    """A warpgroup's tiles, and at their end, under a mask, what it has left to recompute.py."""
-    left = attend_role(ctx, wg)
-    if recomputes(ctx.config, ctx.mods.keep, len(ctx.mods.mask_args)):
-        end_role(ctx, left, wg)
+    """A warpgroup's tiles, and at their end, under a mask, the outputs of those that it has left to recompute.py."""
+    attend_role(ctx, wg)
+    if recomputes(ctx.config, ctx.mods.keep):
+        end_role(ctx, wg)
 
 
 @gluon.jit
@@ -63,7 +63,7 @@ def prefill_kernel(
     `Modifiers`. Grid: any number of CTAs up to the number of tiles.
     """
     work = work_of(shape, config)
-    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
+    mods = modifiers(functions, mask_args, score_args)
     keys, values = KeyRows(k_maps, 0), value_source(v_maps, config)
     tensors = Tensors(q_maps, keys, values, o_maps, lse_ptr, sinks_ptr, counter_ptr, config.first_value)
     fields: gl.constexpr = SPLIT_TILE_FIELDS if config.split else TILE_FIELDS
@@ -101,7 +101,7 @@ def work_of(shape, config: gl.constexpr):
 def start_roles(ctx):
     """Run every role in its warps; the topology lists them in this order."""
     workers: gl.constexpr = ctx.config.topology.workers
-    if recomputes(ctx.config, ctx.mods.keep, len(ctx.mods.mask_args)):
+    if recomputes(ctx.config, ctx.mods.keep):
         for wg in gl.static_range(LEFT):
             poke(ctx.rings.left.index(wg), -1)
     first: gl.constexpr = 0 if ctx.config.converts else 1
@@ -111,5 +111,5 @@ def start_roles(ctx):
         workers.warps,
         workers.registers,
     )
-    if recomputes(ctx.config, ctx.mods.keep, len(ctx.mods.mask_args)):
+    if recomputes(ctx.config, ctx.mods.keep):
         recompute_tiles(ctx)

@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from ...nvidia.clipped_rows import ClippedColumns
-from ...pieces.modifiers import Modifiers
+from ...pieces.modifiers import modifiers
 from ...pieces.scales import softmax_scale
 from ...pieces.scheduler_varlen import BLOCKS, COUNTER, RECORD, VARLEN_TILE_FIELDS, VarlenScheduler
 from ..arguments import TRANSPOSED_KEYS
@@ -99,7 +99,7 @@ def prefill_varlen_kernel(
     q = ClippedColumns(q_maps, shape.q_step, shape.q_unit, 0)
     o = ClippedColumns(o_maps, shape.o_step, shape.o_unit, config.tiles.first_value)
     tensors = VarlenTensors(q, k, v, o, lse_ptr, sinks_ptr, list_ptr + COUNTER)
-    mods = Modifiers(functions.keep, functions.span, functions.score, mask_args, score_args)
+    mods = modifiers(functions, mask_args, score_args)
     fields: gl.constexpr = SPLIT_VARLEN_FIELDS if config.tiles.split else VARLEN_TILE_FIELDS
     rings = make_rings(config.tiles, fields, clipped=True)
     scores = softmax_scale(scale, config.tiles)
