@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import importlib.util
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ import torch
 from bench.frameworks.timing import Group, line_of, measured
 from bench.measure.arguments import positive
 from bench.measure.record import Record, save, start
-from bench.peers.adapter import cannot_import, first_line
+from bench.peers.adapter import first_line
 
 MODULES = {
     "transformers": "bench.frameworks.language_models",
@@ -48,12 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return time.perf_counter() - begin > args.seconds
 
     for framework in args.only:
-        reason = cannot_import(framework) or (not args.smoke and not torch.cuda.is_available() and "there is no card")
-        if reason:
-            record["left_out"][framework] = reason
-            print(f"{framework} is left out: {reason}", flush=True)
+        try:
+            groups = groups_of(framework, args.smoke)
+        except Exception as problem:  # the other frameworks still run
+            record["left_out"][framework] = first_line(problem)
+            print(f"{framework} is left out: {first_line(problem)}", flush=True)
             continue
-        for group in importlib.import_module(MODULES[framework]).groups(args.smoke):
+        for group in groups:
             run(group, args, device, record, over)
             print(f"{time.perf_counter() - begin:.0f} s", flush=True)
     save(record, args.json)
@@ -76,6 +78,15 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
         if name not in MODULES:
             parser.error(f"--only has {name}; it takes {', '.join(MODULES)}")
     return args
+
+
+def groups_of(framework: str, smoke: bool) -> list[Group]:
+    """A framework's cases; ImportError where it is not installed, RuntimeError without a card."""
+    if importlib.util.find_spec(framework) is None:
+        raise ImportError(f"{framework} is not installed")
+    if not smoke and not torch.cuda.is_available():
+        raise RuntimeError("torch sees no CUDA GPU; --smoke runs tiny sizes on the CPU")
+    return importlib.import_module(MODULES[framework]).groups(smoke)
 
 
 def run(
