@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from diffusers import FluxTransformer2DModel, WanTransformer3DModel
+from diffusers.utils.logging import set_verbosity_error
 from torch import Tensor
 
 from bench.frameworks.timing import Case, Group, Way, largest_error
@@ -26,6 +27,7 @@ Inputs = dict[str, Tensor]
 
 def groups(smoke: bool) -> list[Group]:
     """Everything that is timed."""
+    set_verbosity_error()  # every choice of a backend would warn that it is experimental
     made = {("Flux, 2 + 4 layers", "4096 + 512 tokens"): flux, ("Wan 1.3B, 2 layers", "32760 tokens"): wan}
     return [
         Group("diffusers", title, functools.partial(built, build, smoke), {case: functools.partial(step, smoke)})

@@ -156,11 +156,12 @@ class Engine:
     def exact(self, given: list[Tensor]) -> Tensor:
         """The last layer's output in fp32, over keys and values that it writes first."""
         shape, last = self.shape, LAYERS - 1
-        q, k, v = (x.view(self.count, -1, heads, shape.dim) for x, heads in zip(given, HEADS_OF(shape), strict=True))
-        old = q.shape[1]
+        heads = (shape.heads, shape.heads_kv, shape.heads_kv)
+        q, k, v = (x.view(self.count, -1, count, shape.dim) for x, count in zip(given, heads, strict=True))
+        new = q.shape[1]
         keys, values = (get(last)[self.slots] for get in (self.pool.get_key_buffer, self.pool.get_value_buffer))
-        keys[:, -old:], values[:, -old:] = k, v
-        visible = torch.ones(old, self.length, dtype=torch.bool, device=shape.device).tril(self.length - old)
+        keys[:, -new:], values[:, -new:] = k, v
+        visible = torch.ones(new, self.length, dtype=torch.bool, device=shape.device).tril(self.length - new)
         rows, group = [], shape.heads // shape.heads_kv
         for one in range(self.count):
             for head in range(shape.heads):
@@ -187,11 +188,10 @@ class Engine:
             self.pool.get_value_buffer(index)[slots] = 0
 
 
-def HEADS_OF(shape: Shape) -> tuple[int, int, int]:
-    return shape.heads, shape.heads_kv, shape.heads_kv
+Make = Callable[[Any, Any, list[Tensor]], Callable[[], Tensor]]  # of a backend, a batch, q, k and v
 
 
-def case_of(engine: Engine, tokens: int, make: Callable[[Any, Any, list[Tensor]], Callable[[], Tensor]]) -> Case:
+def case_of(engine: Engine, tokens: int, make: Make) -> Case:
     """A step by both backends; `make` gives the call that is timed."""
     given, batch = engine.new(tokens), engine.batch(tokens)
     true = engine.exact(given)
@@ -222,10 +222,7 @@ class Lazy:
             return self._call()
 
 
-def made(
-    engine: Engine, name: str, make: Callable[[Any, Any, list[Tensor]], Callable[[], Tensor]], batch: Any,
-    given: list[Tensor],
-) -> Callable[[], Tensor]:  # fmt: skip
+def made(engine: Engine, name: str, make: Make, batch: Any, given: list[Tensor]) -> Callable[[], Tensor]:
     """The call of one backend."""
     with torch.inference_mode():
         return make(engine.sglang.ATTENTION_BACKENDS[name](engine.runner), batch, given)
