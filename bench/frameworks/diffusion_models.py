@@ -46,8 +46,8 @@ def flux(smoke: bool) -> tuple[Any, Inputs]:
     side, words = (4, 8) if smoke else (64, 512)
     rows = torch.arange(side).repeat_interleave(side)
     places = torch.stack((torch.zeros(side * side), rows, torch.arange(side).repeat(side)), 1)
-    inputs = {"hidden_states": torch.randn(1, side * side, latents), "encoder_hidden_states": torch.randn(1, words, text)}
-    inputs |= {"pooled_projections": torch.randn(1, pooled), "timestep": torch.tensor([0.5])}
+    inputs = {"hidden_states": torch.randn(1, side * side, latents), "timestep": torch.tensor([0.5])}
+    inputs |= {"encoder_hidden_states": torch.randn(1, words, text), "pooled_projections": torch.randn(1, pooled)}
     return model, inputs | {"img_ids": places, "txt_ids": torch.zeros(words, 3)}
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import sys
+from importlib.abc import Loader
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import transformers
 
-ABSENT = ("IPython", "aiohttp", "einops", "gguf", "orjson", "partial_json_parser", "psutil", "pybase64", "sentencepiece",
-          "sgl_kernel", "starlette", "torchvision", "traitlets", "zmq")  # fmt: skip
+ABSENT = ("IPython", "aiohttp", "einops", "gguf", "orjson", "partial_json_parser", "psutil", "pybase64",
+          "sentencepiece", "sgl_kernel", "starlette", "torchvision", "traitlets", "zmq")  # fmt: skip
 SERVERS = "sglang.srt.entrypoints"
 
 
@@ -57,7 +58,7 @@ class StandIn(ModuleType):
         return _Named(name, (Anything,), {})
 
 
-class Finder:
+class Finder(Loader):
     """Finds stand-ins for modules of these names."""
 
     def __init__(self, *prefixes: str) -> None:
@@ -83,7 +84,7 @@ def attention_classes() -> SimpleNamespace:
     arch = importlib.import_module("sglang.kernels.jit.utils.arch")
     kernels = importlib.import_module("sgl_kernel.utils")
     if isinstance(kernels, StandIn):
-        kernels.is_arch_support_pdl = arch.is_arch_support_pdl
+        vars(kernels)["is_arch_support_pdl"] = arch.is_arch_support_pdl
     wanted = {
         "sglang.srt.layers.attention.attention_registry": ("ATTENTION_BACKENDS",),
         "sglang.srt.layers.radix_attention": ("RadixAttention",),

@@ -89,7 +89,8 @@ def test_continuous_batching_of_transformers(tmp_path):
 
 def test_a_framework_that_is_not_installed_is_named(tmp_path, monkeypatch, capsys):
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "sglang" else find(name, *rest))
+    absent = lambda name, *rest: None if name == "sglang" else find(name, *rest)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", absent)
     assert main(["--smoke", "--only", "sglang", "--json", str(tmp_path / "record.json")]) == 0
     assert json.loads((tmp_path / "record.json").read_text())["left_out"] == {
         "sglang": "ImportError: sglang is not installed"
