@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     """The arguments."""
-    parser = argparse.ArgumentParser(prog="python -m bench.frameworks", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.frameworks", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default=",".join(MODULES), help="some of them, with commas")
     parser.add_argument("--case", action="append", default=[], help="cases whose name contains it; default: all")
     parser.add_argument("--rounds", type=positive, default=7)

@@ -154,8 +154,9 @@ def generate_batch(sizes: Sizes, model: Any) -> Case:
     prompts = [sizes.ids(model.config.vocab_size, 1, length)[0].tolist() for length in lengths]
     total = sum(map(len, prompts)) + requests * sizes.new
     names = transformers.ContinuousBatchingConfig.__dataclass_fields__
-    pages: dict[str, Any] = {"page_size" if "page_size" in names else "block_size": page, "num_blocks": total // page + 2 * requests}
-    batches = transformers.ContinuousBatchingConfig(max_batch_tokens=step, allow_block_sharing=False, **pages)
+    pages: dict[str, Any] = {"page_size" if "page_size" in names else "block_size": page}
+    pages["num_blocks"] = total // page + 2 * requests
+    batches = transformers.ContinuousBatchingConfig(max_batch_tokens=step, **pages)
 
     def tokens() -> list[list[int]]:
         found = model.generate_batch(prompts, greedy(sizes), batches)

@@ -1,6 +1,6 @@
 """The smoke tests of bench.frameworks for diffusers and SGLang, whose Triton backend needs a card.
 
-Those of transformers are in tests/unit/commands/test_bench_frameworks.py.
+Those of transformers are in tests/unit/integrations/transformers/test_bench_frameworks.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes what the pages of transformers, diffusers and SGLang say of speed.
 
-The records of `python -m bench.frameworks` are bench/results/*/*-frameworks*.json; where two of a card have a case, the later file counts. A page whose
-framework is in no record keeps what stands between its marks.
+The records of `python -m bench.frameworks` are bench/results/*/*-frameworks*.json; where two of a card have a case,
+the later file counts. A page whose framework is in no record keeps what stands between its marks.
 """
 
 from __future__ import annotations
