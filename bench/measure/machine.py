@@ -13,7 +13,7 @@ import torch
 from bench.peers.adapter import installed_version
 
 PACKAGES = ("torch", "triton", "nvidia-cudnn-cu13", "flash-attn-4", "nvidia-cutlass-dsl", "flashinfer-python", "max",
-            "vllm")  # fmt: skip
+            "vllm", "transformers", "diffusers", "sglang")  # fmt: skip
 
 
 def describe() -> dict[str, Any]:

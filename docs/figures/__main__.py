@@ -19,6 +19,7 @@ DRAWN = {
     "concepts": "the way of a call, tiles of a window",
     "measured.benchmarks": "the benchmark page and its charts, from the records",
     "measured.engine": "the README's first chart and the rows of vLLM's page, from the record",
+    "measured.frameworks": "what the pages of transformers, diffusers and SGLang say of speed, from the records",
     "measured.speed": "the README's chart and rows, from the records",
     "distributed": "pictures of ranks, chart and table from the record of two cards",
     "measured.ladder": "the ladder's page and chart, from the records",

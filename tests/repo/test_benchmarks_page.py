@@ -2,7 +2,7 @@
 
 import pytest
 
-from docs.figures.measured import engine, speed
+from docs.figures.measured import engine, frameworks, speed
 from docs.figures.measured.benchmarks import DOCS, page, records
 
 
@@ -43,3 +43,50 @@ def test_a_row_says_which_of_two_kernels_of_a_peer_is_faster() -> None:
     slow["ms"]["median"] = fast["ms"]["median"] / 2
     row = next(row for row in speed.rows(found) if row.title == speed.DECODE["page16-32x4k-32/8"])
     assert row.speeds["flashinfer"] == slow["speed"]["median"]
+
+
+def framework_record(**results) -> dict:
+    """A record of one case of SGLang by bench.frameworks."""
+    cases = {"sglang: 32/8 heads x 128, 8 layers: decode 32 x 4k": {"tokens": 32, "results": results}}
+    versions = {"sglang": "0.5.23", "torch": "2.11.0"}
+    head = {"command": "python -m bench.frameworks", "date": "2026-11-26T20:00:00"}
+    return head | {"versions": versions, "cases": cases}
+
+
+def timed(ms: float, speed: float) -> dict:
+    return {"status": "timed", "error": 0.0, "calls": 1, "ms": {"median": ms}, "speed": {"median": speed}}
+
+
+def test_pages_of_frameworks_are_made_from_their_records() -> None:
+    for path, text in frameworks.files().items():
+        assert path.read_text() == text, "run `make docs`"
+        assert text.count(frameworks.START) == text.count(frameworks.END) == 1
+
+
+def test_a_record_of_frameworks_is_a_row_of_the_page() -> None:
+    record = framework_record(triton=timed(1.0, 2.0), warpattn=timed(0.5, 1.0))
+    text = frameworks.section("sglang", {"H100": [record]})
+    assert "One H100, sglang 0.5.23, torch 2.11.0:" in text
+    row = "| 32/8 heads × 128, 8 layers, decode 32 × 4k | `triton` "
+    row += "| 1 ms (32,000 tokens/s) | 0.5 ms (64,000 tokens/s) |"
+    assert f"{row} 2.00 × |" in text and "`python -m bench.frameworks`, 2026-11-26." in text
+    assert frameworks.section("diffusers", {"H100": [record]}) is None
+    page = frameworks.PAGES["sglang"].read_text()
+    assert frameworks.in_page(page, None) == page
+    changed = frameworks.in_page(page, text)
+    assert row in changed and frameworks.in_page(changed, text) == changed
+    head, _, _ = page.partition(frameworks.START)
+    assert changed.startswith(head)
+
+
+def test_the_later_record_of_a_case_counts() -> None:
+    old, new = (framework_record(triton=timed(ms, ms), warpattn=timed(1.0, 1.0)) for ms in (3.0, 2.0))
+    found = frameworks.rows("sglang", [old, new])
+    assert [line[-9:] for line in found[2:]] == [" 2.00 × |"]
+
+
+def test_what_was_not_timed_is_a_sentence_of_the_page() -> None:
+    wrong = {"status": "wrong", "reason": "its error is 1 of the largest value"}
+    found = frameworks.rows("sglang", [framework_record(triton=wrong, warpattn=timed(1.0, 1.0))])
+    sentence = "`triton` was not timed (wrong: its error is 1 of the largest value)."
+    assert found[-1].endswith(f"decode 32 × 4k: {sentence}")
