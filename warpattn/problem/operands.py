@@ -65,7 +65,7 @@ def fitted(x: Operands) -> Operands:
     out = x.out if addressable(x.out) else x.out.new_empty((*x.out.shape[:-1], whole_runs(x.out.shape[-1])))
     k = k.detach() if k is q else k
     v = v.detach() if v is q or v is k else v
-    return Operands(q, k, v, out, x.lse, _logits(x.sinks))
+    return Operands(q, k, v, out, x.lse, logits(x.sinks))
 
 
 def addressable(x: Tensor) -> bool:
@@ -173,6 +173,6 @@ def packed(x: Tensor) -> Tensor:
     return wide
 
 
-def _logits(sinks: Tensor | None) -> Tensor | None:
+def logits(sinks: Tensor | None) -> Tensor | None:
     """Sinks as the kernel reads them: fp32, one after the other."""
     return None if sinks is None else sinks.to(torch.float32).contiguous()

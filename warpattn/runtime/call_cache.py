@@ -21,7 +21,7 @@ from torch import Tensor
 from warpattn.masks import MaskProgram
 from warpattn.problem import Call, CheckedCall, is_latent
 from warpattn.problem.memory import apart, extent
-from warpattn.problem.operands import ALIGNMENT, Operands, captured, captured_values, described
+from warpattn.problem.operands import ALIGNMENT, Operands, captured, captured_values, described, logits
 from warpattn.runtime import cuda
 from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.scores import ScoreProgram
@@ -52,9 +52,8 @@ def remember(call: Call, checked: CheckedCall, x: Operands, bound: BoundLaunches
         return  # the additive part is a score of its own, made anew in every call
     if call.sinks is not None and call.sinks.stride(0) != 1:
         return  # see `_identify`: the imaginary part of a complex tensor
-    given = (call.q, call.k, call.v, x.out if call.out is None else call.out, call.sinks)
-    used = (x.q, x.k, x.v, x.out, x.sinks)
-    if any(a is not None and b is not None and a.data_ptr() != b.data_ptr() for a, b in zip(given, used, strict=True)):
+    given = (call.q, call.k, call.v, x.out if call.out is None else call.out)
+    if any(a.data_ptr() != b.data_ptr() for a, b in zip(given, (x.q, x.k, x.v, x.out), strict=True)):
         return  # a tensor was copied
     try:
         key, *programs = _identify(call)
@@ -130,6 +129,8 @@ class CachedCall:
             q_at, k_at, v_at = q.data_ptr(), k.data_ptr(), v.data_ptr()
         except RuntimeError:  # such as of torch.vmap
             return None
+        if sinks is not None:
+            sinks = logits(sinks)  # a copy of 16-bit ones, which lives until the launch
         sinks_at, rope_at = 0 if sinks is None else sinks.data_ptr(), 0 if rope is None else rope.data_ptr()
         if out is None:
             out = torch.empty_like(q) if self._like_q else torch.empty(**self._out)

@@ -8,6 +8,7 @@ from tests.drawn import drawn
 from tests.unit.kernels.sm90_builds import chosen, compiled, products
 from warpattn.kernels.sm90.prefill.config import (
     ALIGNMENT,
+    RECOMPUTE_BARRIERS,
     SMEM_LIMIT,
     SM90Config,
     choose_config,
@@ -124,5 +125,5 @@ def test_the_topology_counts_what_the_kernel_makes() -> None:
     assert topology.threads == 384 and topology.barriers == 12
     assert {edge.name: topology.empty_arrivals(edge.name) for edge in topology.edges} == {"Q": 8, "K": 8, "V": 8}
     code = compiled(config).asm["ttgir"]
-    assert code.count("ttng.init_barrier") == topology.barriers
+    assert code.count("ttng.init_barrier") == topology.barriers + RECOMPUTE_BARRIERS
     assert "load ──▶ K 2 × 32,768 B ──▶ attend 0, attend 1" in topology.picture()

@@ -43,7 +43,7 @@ class Counted(NamedTuple):
 # ranges of its integers are decided meanwhile, and the planner counts the key tiles of its candidates.
 FIRST = {"no mask": Counted(14, 51), "causal": Counted(25, 176)}
 SECOND = Counted(5, 5)
-KERNEL_FILES = 12  # with code in the compiled kernel of such a call
+KERNEL_FILES = {"no mask": 12, "causal": 16}  # with code in the compiled kernel: of hidden values in the second
 PATH_FILES, PATH_LINES = 26, 3_945  # whole files of a first call without a mask and its kernel; aims: 22, 2,800
 MASKS: dict[str, Callable[[], wa.Mask | None]] = {"no mask": lambda: None, "causal": wa.Causal}
 
@@ -113,7 +113,7 @@ def files_of_the_kernel(name: str) -> set[str]:
 @pytest.mark.parametrize("name", MASKS)
 def test_files_of_the_kernel(name: str) -> None:
     found = files_of_the_kernel(name)
-    assert "kernels/sm90/prefill/attend.py" in found and len(found) <= KERNEL_FILES, sorted(found)
+    assert "kernels/sm90/prefill/attend.py" in found and len(found) <= KERNEL_FILES[name], sorted(found)
 
 
 @pytest.mark.parametrize("calls", ["no mask"], indirect=True)

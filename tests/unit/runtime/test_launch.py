@@ -11,9 +11,9 @@ import torch
 import warpattn as wa
 from tests.sim.backward import Case, launches_of
 from tests.unit.runtime.card import B, D, H, S, make_card, misaligned, normal, written  # noqa: F401 (a fixture)
-from warpattn.problem import operands
+from warpattn.problem import operands, validate
 from warpattn.problem.launch import Launch
-from warpattn.runtime import bound_launches, cuda
+from warpattn.runtime import bound_launches, call_cache, cuda, execute
 from warpattn.runtime.tile_counters import SLAB, TileCounters
 
 CAPTURE_OF = cuda.capture_of  # before the fixture replaces it
@@ -158,12 +158,23 @@ def test_without_queries_nothing_is_launched(card):
 
 def test_sinks_are_given_as_fp32(card, monkeypatch):
     kept = []
-    logits = operands._logits
-    monkeypatch.setattr(operands, "_logits", lambda x: kept.append(logits(x)) or kept[-1])
+    logits = operands.logits
+    monkeypatch.setattr(operands, "logits", lambda x: kept.append(logits(x)) or kept[-1])
     sinks = torch.randn(2 * H).to(torch.bfloat16)[::2]
     wa.attention(normal(), normal(), normal(), sinks=sinks)
     assert kept[0].dtype == torch.float32 and kept[0].is_contiguous() and torch.equal(kept[0], sinks.float())
     assert card.launches[0]["sinks"] == kept[0].data_ptr()
+
+
+def test_calls_with_sinks_of_16_bits_are_validated_once(card, monkeypatch):
+    validated, values = [], []
+    monkeypatch.setattr(execute, "validate", lambda call: validated.append(call) or validate(call))
+    monkeypatch.setattr(call_cache, "logits", lambda x: values.append(operands.logits(x)) or values[-1])
+    q = normal()
+    for sinks in torch.randn(3, H).to(torch.bfloat16):
+        wa.attention(q, q, q, sinks=sinks)
+        assert not values or torch.equal(values[-1], sinks.float())
+    assert len(validated) == 1 and [note["sinks"] for note in card.launches[1:]] == [x.data_ptr() for x in values]
 
 
 def test_streams_have_counters_of_their_own(card):

@@ -8,6 +8,7 @@ lengths.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from heapq import heapreplace
 from typing import NamedTuple, cast
 
@@ -70,6 +71,7 @@ class Candidate(NamedTuple):
         return share
 
 
+@lru_cache(1024)
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
     """The choice for a dense `problem`. With `batch_invariant` nothing depends on the other sequences: its
     configuration has the least work, its parts are those of one sequence alone."""
