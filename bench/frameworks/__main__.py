@@ -67,7 +67,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.frameworks", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default=",".join(MODULES), help="some of them, with commas")
     parser.add_argument("--case", action="append", default=[], help="cases whose name contains it; default: all")
-    parser.add_argument("--rounds", type=positive, default=7)
+    parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--seed", type=int, default=0, help="of the order within a round")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no case after that many")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on the CPU, by the reference")

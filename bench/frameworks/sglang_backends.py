@@ -253,18 +253,18 @@ def eager(engine: Engine, backend: Any, batch: Any, given: list[Tensor]) -> Call
 def graph(engine: Engine, backend: Any, batch: Any, given: list[Tensor]) -> Callable[[], Tensor]:
     """A step whose layers are in a CUDA graph."""
     backend.init_cuda_graph_state(engine.count, engine.count)
-    side = torch.cuda.Stream()
+    held, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):  # compiles
-            backend.init_forward_metadata_out_graph(batch, in_capture=True)
+    with engine.sglang.model_capture_mode():  # the Triton backend chooses another kernel there
+        with torch.cuda.stream(side):
+            for _ in range(2):  # compiles
+                backend.init_forward_metadata_out_graph(batch, in_capture=True)
+                backend.init_forward_metadata_in_graph(batch)
+                engine.attend(backend, batch, given)
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(held):
             backend.init_forward_metadata_in_graph(batch)
-            engine.attend(backend, batch, given)
-    torch.cuda.current_stream().wait_stream(side)
-    held = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(held):
-        backend.init_forward_metadata_in_graph(batch)
-        out = engine.attend(backend, batch, given)
+            out = engine.attend(backend, batch, given)
 
     def step() -> Tensor:
         backend.init_forward_metadata_out_graph(batch)

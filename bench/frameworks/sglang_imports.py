@@ -17,7 +17,8 @@ import transformers
 
 ABSENT = ("IPython", "aiohttp", "einops", "gguf", "orjson", "partial_json_parser", "psutil", "pybase64",
           "sentencepiece", "sgl_kernel", "starlette", "torchvision", "traitlets", "zmq")  # fmt: skip
-SERVERS = "sglang.srt.entrypoints"
+# Its servers, and the registering of image processors, which transformers 5.17 refuses without torchvision.
+OWN_ABSENT = ("sglang.srt.entrypoints", "sglang.srt.configs.utils")
 
 
 class _Named(type):
@@ -79,7 +80,7 @@ def attention_classes() -> SimpleNamespace:
     """What `sglang_backends` takes from SGLang, by name; ImportError where it is not installed."""
     assert transformers.__version__  # imported before the stand-ins, which it would take for the real ones
     if not any(isinstance(finder, Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, Finder(SERVERS))
+        sys.meta_path.insert(0, Finder(*OWN_ABSENT))
         sys.meta_path.append(Finder(*ABSENT))
     arch = importlib.import_module("sglang.kernels.jit.utils.arch")
     kernels = importlib.import_module("sgl_kernel.utils")
@@ -91,6 +92,7 @@ def attention_classes() -> SimpleNamespace:
         "sglang.srt.mem_cache.memory_pool": ("MHATokenToKVPool", "ReqToTokenPool"),
         "sglang.srt.mem_cache.kv_index_translator": ("KVIndexTranslator",),
         "sglang.srt.model_executor.forward_batch_info": ("ForwardBatch", "ForwardMode"),
+        "sglang.srt.model_executor.runner_utils.capture_mode": ("model_capture_mode",),
         "sglang.srt.configs.model_config": ("AttentionArch",),
     }
     found = {name: getattr(importlib.import_module(module), name) for module, names in wanted.items() for name in names}
