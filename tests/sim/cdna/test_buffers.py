@@ -21,7 +21,7 @@ MASKS = {"full": Full(), "causal": Causal()}
 KERNELS = [(arch, kind, mask) for arch in ARCHS for kind in KINDS for mask in MASKS]
 
 
-@pytest.mark.parametrize(("kernel", "schedule"), in_turn(KERNELS, KERNELS, [(name,) for name in SCHEDULES]))
+@pytest.mark.parametrize(("kernel", "schedule"), in_turn(KERNELS, KERNELS, [(name,) for name in SCHEDULES]), ids=str)
 def test_values_under_every_schedule(kernel, schedule):
     arch, kind, mask = kernel
     call = Case(150, 200, dim=128, mask=MASKS[mask]).call()

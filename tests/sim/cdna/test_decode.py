@@ -31,7 +31,7 @@ def test_lengths(arch, keys):
 PARTS = list(product((1, 7), ARCHS))
 
 
-@pytest.mark.parametrize(("part", "schedule"), in_turn(PARTS, PARTS, [(name,) for name in SCHEDULES]))
+@pytest.mark.parametrize(("part", "schedule"), in_turn(PARTS, PARTS, [(name,) for name in SCHEDULES]), ids=str)
 def test_partitions(part, schedule):
     """More of them than key tiles leave some without keys."""
     partitions, arch = part

@@ -194,7 +194,7 @@ PLAINER = {
 FORMS = [(name, page) for name in PLAINER for page in (0, 64)]
 
 
-@pytest.mark.parametrize(("form", "schedule", "seed"), in_turn(FORMS, FORMS[::3] + FORMS[4:5], SCHEDULES))
+@pytest.mark.parametrize(("form", "schedule", "seed"), in_turn(FORMS, FORMS[::3] + FORMS[4:5], SCHEDULES), ids=str)
 def test_the_plainer_forms(form, schedule, seed):
     name, page = form
     check(Decode((600, 600), page=page, heads_kv=2, config=(PLAINER[name],)), 3, schedule=schedule, seed=seed)

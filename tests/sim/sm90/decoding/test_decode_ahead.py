@@ -27,7 +27,7 @@ KERNELS = list(product((1, 9), (0, 3, 16, 64), (1, 3), (False, True)))
 DRAWN = [(1, 0, 1, False), (9, 0, 3, True), (9, 3, 1, False), (1, 16, 3, True), (9, 64, 3, False)]
 
 
-@pytest.mark.parametrize(("kernel", "schedule"), in_turn(KERNELS, DRAWN, [("lazy",), ("random",)], each=1))
+@pytest.mark.parametrize(("kernel", "schedule"), in_turn(KERNELS, DRAWN, [("lazy",), ("random",)], each=1), ids=str)
 def test_what_the_preceding_launch_may_write(kernel, schedule):
     """Everything: lengths and table as they are before it ends only say what to prefetch. If keys are ready before the
     dependency: queries, results, and new tokens, which the launch does not touch before; see `preceding_writes`."""

@@ -114,7 +114,9 @@ KINDS = ("rising", "one key of one head", "opposite", "within the headroom", "le
 MOVING = [("eager", 0), ("adversarial", 0), ("random", 1)]
 
 
-@pytest.mark.parametrize(("move", "schedule", "seed"), in_turn(MOVES, each_once(KINDS, (4, 1)), MOVING, each=1))
+@pytest.mark.parametrize(
+    ("move", "schedule", "seed"), in_turn(MOVES, each_once(KINDS, (4, 1)), MOVING, each=1), ids=str
+)
 def test_references_that_move(move, schedule, seed):
     name, tokens = move
     case = Decode((400, 400), tokens=tokens, mask=Causal(), score=SCORES[name], config=(("block_n", 64),))
