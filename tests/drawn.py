@@ -25,3 +25,16 @@ def each_once(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Few combinations in which every value of every axis occurs: as many as the longest axis has values."""
     most = max(len(axis) for axis in axes)
     return [tuple(axis[i % len(axis)] for axis in axes) for i in range(most)]
+
+
+def in_turn(
+    cases: Iterable[Any], kept: Collection[Any], schedules: Sequence[tuple[Any, ...]], each: int = 2
+) -> list[Any]:
+    """(case, *schedule) for `parametrize`: each case of `kept` is drawn under `each` of the schedules, the next case
+    under the next ones, so that every schedule has its turn."""
+    step = -(-len(schedules) // each)
+    turns = [(case, (i + j * step) % len(schedules)) for i, case in enumerate(kept) for j in range(each)]
+    missing = set(range(len(schedules))) - {number for _, number in turns}
+    assert not missing, f"no case has these schedules: {[schedules[number] for number in missing]}"
+    every = [(case, *schedule) for case in cases for schedule in schedules]
+    return drawn(every, [(case, *schedules[number]) for case, number in turns])

@@ -27,7 +27,8 @@ ARCHS = ["sm90", "sm100", "gfx942", "gfx950"]
 WIDE = replace(BASE, dim=192, dim_v=128, mask="window", score="softcap", sinks=True)
 PAIRS = [*product(ARCHS, CASES), ("sm90", WIDE), ("sm100", WIDE)]
 DRAWN = [
-    *product(("sm90", "sm100"), (*CASES, WIDE)), ("gfx942", CASES[0]), ("gfx950", CASES[1]), ("gfx942", CASES[2]),
+    ("sm90", CASES[1]), ("sm90", CASES[2]), ("sm100", CASES[2]), ("sm100", WIDE), ("gfx942", CASES[0]),
+    ("gfx950", CASES[1]),
 ]  # fmt: skip
 
 
@@ -41,7 +42,7 @@ def test_gradients(case, arch):
 DOCUMENTS = replace(BASE, score="custom", mask="documents")
 ADDED = replace(BASE, seq_q=2, mask="causal-added")  # its gradient by torch operations
 SPOILED = [*((arch, DOCUMENTS) for arch in ARCHS), ("gfx942", ADDED)]
-LEFT_OUT = [("gfx942", DOCUMENTS)]
+LEFT_OUT = [("gfx942", DOCUMENTS)]  # gfx950 has the same kernel
 
 
 @pytest.mark.parametrize(

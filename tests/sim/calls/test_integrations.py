@@ -3,6 +3,7 @@
 import functools
 import importlib
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 pytest.importorskip("triton")
 
 import warpattn as wa
+from tests.drawn import drawn, each_once
 from tests.unit.integrations import vllm_double
 from warpattn.reference import reference
 
@@ -23,8 +25,12 @@ def check(q, k, v, out, **modifiers):
     assert (out - expected).abs().max() < LIMIT
 
 
-@pytest.mark.parametrize("arch", ["sm90", "gfx942"])
-@pytest.mark.parametrize("kind", ["left padding", "padding with holes", "room after the rows", "chunks"])
+KINDS = ("left padding", "padding with holes", "room after the rows", "chunks")
+
+
+@pytest.mark.parametrize(
+    ("kind", "arch"), drawn(product(KINDS, ("sm90", "gfx942")), each_once(KINDS, ("sm90", "gfx942")))
+)
 def test_masks_of_transformers(kind, arch):
     pytest.importorskip("transformers")
     from transformers.masking_utils import chunked_causal_mask_function, sliding_window_causal_mask_function
@@ -67,7 +73,7 @@ def test_steps_of_vllm(monkeypatch, arch):
             check(q[own][None], keys[None], values[None], out[own][None], mask=wa.SlidingWindow(20))
 
 
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("window", drawn([None, 20], [20]))
 def test_images_of_vllm_see_both_directions(monkeypatch, window):
     """A fresh step and one with context: images reach above and, past the window, below a tile of rows."""
     vllm_double.install(monkeypatch)

@@ -9,15 +9,14 @@ pytest.importorskip("triton")
 import torch
 
 import warpattn as wa
+from tests.drawn import drawn
 from tests.specials import BASE_2_LOWEST, CALLS, LOWEST, SPOILS, differences
 
 LN_2 = math.log(2)
 ARCHS = ("sm90", "sm100", "gfx942", "gfx950")
-SAMPLE = [("sm90", "causal"), ("sm90", "full"), ("sm90", "padded"), ("sm90", "few rows, scattered"),
-          ("sm90", "one row"), ("sm90", "causal, 96"), ("sm90", "many rows, 128"),
-          ("sm100", "causal"), ("sm100", "padded"), ("sm100", "one row"), ("sm100", "ragged"),
-          ("gfx942", "one row, padded"), ("gfx950", "window"), ("gfx942", "added"),
-          ("gfx950", "full")]  # fmt: skip
+SAMPLE = [("sm90", "causal"), ("sm90", "padded"), ("sm90", "few rows, scattered"), ("sm90", "causal, 96"),
+          ("sm90", "one row"), ("sm100", "causal"), ("sm100", "one row"), ("sm100", "ragged"),
+          ("gfx942", "one row, padded"), ("gfx942", "added"), ("gfx950", "window")]  # fmt: skip
 EVERY = [(arch, call) for arch in ARCHS for call in CALLS]
 CASES = [case if case in SAMPLE else pytest.param(*case, marks=pytest.mark.full) for case in EVERY]
 
@@ -55,7 +54,7 @@ def test_keys_of_one_extreme_score_in_parts_count_alike(arch, sign):
     assert lse.isfinite().all() and bool((lse * sign >= -BASE_2_LOWEST).all())
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", drawn(ARCHS, ["sm90", "sm100", "gfx950"]))
 def test_the_largest_sinks_of_keys_in_parts(arch):
     """They take all of the weight; an infinity is NaN."""
     q, k, v = torch.randn(1, 1, 4, 64).half(), torch.randn(1, 1024, 1, 64).half(), torch.randn(1, 1024, 1, 64).half()

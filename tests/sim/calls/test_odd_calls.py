@@ -23,8 +23,15 @@ def normal(*shape: int) -> torch.Tensor:
     return torch.randn(*shape).to(torch.bfloat16)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize(("rows", "dim", "dim_v"), [(40, 20, 20), (1, 59, 59), (40, 12, 33), (1, 1, 7)])
+ODD = [(40, 20, 20), (1, 59, 59), (40, 12, 33), (1, 1, 7)]
+
+
+@pytest.mark.parametrize(
+    ("arch", "rows", "dim", "dim_v"),
+    drawn([(arch, *odd) for arch in ARCHS for odd in ODD],
+          [("sm90", *ODD[0]), ("sm90", *ODD[3]), ("sm100", *ODD[1]), ("sm100", *ODD[2]), ("gfx942", *ODD[2]),
+           ("gfx942", *ODD[3]), ("gfx950", *ODD[1])]),
+)  # fmt: skip
 def test_head_dims_between_multiples_of_8(arch, rows, dim, dim_v):
     q, k, v = normal(1, rows, 4, dim), normal(1, 50, 2, dim), normal(1, 50, 2, dim_v)
     out, lse = wa.attention(q, k, v, mask=wa.Causal(), return_lse=True, backend=f"simulate:{arch}")
@@ -75,21 +82,26 @@ def every_other(x: torch.Tensor) -> torch.Tensor:
     return torch.stack([x, torch.full_like(x, 13)], -1).flatten(-2)[..., ::2]
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-def test_lengths_tables_and_offsets_of_any_strides(arch):
+STRIDED = ["decode", "pages", "ragged", "ragged over pages"]
+EVERY = [*product(["sm90"], STRIDED), ("sm100", "decode"), ("sm100", "ragged"), ("gfx942", "pages"),
+         ("gfx950", "ragged over pages")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arch", "kind"), drawn(product(ARCHS, STRIDED), EVERY))
+def test_lengths_tables_and_offsets_of_any_strides(arch, kind):
     """They have holes between their elements: a kernel that counts on none reads the wrong sequence."""
     pages, q, backend = normal(9, 16, 2, 64), normal(2, 20, 4, 64), f"simulate:{arch}"
     table = torch.tensor([[3, 1, 7, 0], [0, 2, 4, 5]], dtype=torch.int32)
     lengths, cu_q = torch.tensor([50, 17], dtype=torch.int32), torch.tensor([0, 1, 20], dtype=torch.int32)
     kv, spread = (wa.PagedKV(pages, pages, f(table), f(lengths)) for f in (torch.clone, every_other))
     assert spread.lengths.stride() == (2,) and torch.equal(spread.lengths, lengths)
-    for rows in (1, 20):
-        found = wa.attention_paged(q[:, :rows], spread, backend=backend)
-        assert torch.equal(found, wa.attention_paged(q[:, :rows], kv, backend=backend))
-    found = wa.attention_varlen(q[0], q[0], q[0], wa.Ragged(every_other(cu_q)), backend=backend)
-    assert torch.equal(found, wa.attention_varlen(q[0], q[0], q[0], wa.Ragged(cu_q), backend=backend))
-    found = wa.attention_paged(q[0], spread, wa.Ragged(every_other(cu_q)), backend=backend)
-    assert torch.equal(found, wa.attention_paged(q[0], kv, wa.Ragged(cu_q), backend=backend))
+    calls = {
+        "decode": lambda kv, cu: wa.attention_paged(q[:, :1], kv, backend=backend),
+        "pages": lambda kv, cu: wa.attention_paged(q, kv, backend=backend),
+        "ragged": lambda kv, cu: wa.attention_varlen(q[0], q[0], q[0], wa.Ragged(cu), backend=backend),
+        "ragged over pages": lambda kv, cu: wa.attention_paged(q[0], kv, wa.Ragged(cu), backend=backend),
+    }
+    assert torch.equal(calls[kind](spread, every_other(cu_q)), calls[kind](kv, cu_q))
 
 
 def test_gradients_of_head_dims_between_multiples_of_8():

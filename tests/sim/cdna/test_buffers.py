@@ -5,6 +5,7 @@ import pytest
 
 pytest.importorskip("triton")
 
+from tests.drawn import in_turn
 from tests.sim.builds import poison, run
 from tests.sim.cdna.calls import ARCHS, SCHEDULES, Case, check, prefill_choice
 from tests.sim.cdna.counts import outstanding, vm_instructions
@@ -14,15 +15,16 @@ from warpattn.masks import Causal, Full
 from warpattn.problem.element import BF16, FP8
 
 both = pytest.mark.parametrize("arch", ARCHS)
-every = pytest.mark.parametrize("kind", KINDS)
 
 
-@both
-@every
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("mask", [Full(), Causal()], ids=["full", "causal"])
-def test_values_under_every_schedule(arch, kind, schedule, mask):
-    call = Case(150, 200, dim=128, mask=mask).call()
+MASKS = {"full": Full(), "causal": Causal()}
+KERNELS = [(arch, kind, mask) for arch in ARCHS for kind in KINDS for mask in MASKS]
+
+
+@pytest.mark.parametrize(("kernel", "schedule"), in_turn(KERNELS, KERNELS, [(name,) for name in SCHEDULES]), ids=str)
+def test_values_under_every_schedule(kernel, schedule):
+    arch, kind, mask = kernel
+    call = Case(150, 200, dim=128, mask=MASKS[mask]).call()
     check(call, arch, prefill_choice(call, arch, kind), schedule=schedule)
 
 

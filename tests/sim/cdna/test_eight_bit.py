@@ -55,7 +55,10 @@ def stored(name: str, arch: str, per: tuple[str | int, str | int] = SCALES[0], f
     return in_eight_bits(CASES[name](), formats[arch], per)
 
 
-@pytest.mark.parametrize(("name", "arch"), drawn(product(CASES, ARCHS), each_once(list(CASES), ARCHS)))
+SOME = ("prefill", "prefill-fp16", "prefill-odd-dims", "ragged", "decode-odd-dims", "decode-256", "whole-pages")
+
+
+@pytest.mark.parametrize(("name", "arch"), drawn(product(CASES, ARCHS), each_once(SOME, ARCHS)))
 def test_values(name, arch):
     """With scales of a tensor and of heads, under every schedule; pages of no sequence are NaN."""
     for schedule in SCHEDULES:
@@ -68,7 +71,11 @@ TOKENS = [name for name in CASES if "fp16" not in name]
 OF_TOKENS = (TOKENS, SCALES[1:], ARCHS)
 
 
-@pytest.mark.parametrize(("name", "per", "arch"), drawn(product(*OF_TOKENS), each_once(*OF_TOKENS)))
+# The other cases are those of `test_values`.
+WITH_TOKENS = each_once(("prefill", "prefill-256", "ragged", "decode", "pages"), SCALES[1:], ARCHS)
+
+
+@pytest.mark.parametrize(("name", "per", "arch"), drawn(product(*OF_TOKENS), WITH_TOKENS))
 def test_scales_of_tokens(name, per, arch):
     """Of keys, of values and of both."""
     check(stored(name, arch, per), arch, schedule="adversarial")
@@ -88,6 +95,7 @@ COLUMNS = {
     "rows": ("64 rows", 64),
     "few-rows": ("128 rows", "token"),
 }
+WITH_COLUMNS = ("prefill-fp16-128", "prefill-192", "ragged-128", "decode-256", "pages", "odd-pages", "rows", "few-rows")
 CASES |= {
     "prefill-fp16-128": lambda: Case(40, 300, dim=128, mask=SlidingWindow(70), dtype=HALF).call(),
     "prefill-192": lambda: Case(40, 90, dim=192, dim_v=128, mask=Causal(), score=SoftCap(3.0)).call(),
@@ -98,20 +106,21 @@ CASES |= {
 }
 
 
-@pytest.mark.parametrize(("name", "arch"), drawn(product(COLUMNS, ARCHS), each_once(list(COLUMNS), ARCHS)))
+@pytest.mark.parametrize(("name", "arch"), drawn(product(COLUMNS, ARCHS), each_once(WITH_COLUMNS, ARCHS)))
 def test_scales_of_columns(name, arch):
     """Of blocks of a key's columns, of a value's, and of both."""
     check(stored(name, arch, COLUMNS[name]), arch, schedule="adversarial")
 
 
-@both
-@pytest.mark.parametrize("name", ["prefill-fp16", "decode"])
+OTHERS = ("prefill-fp16", "decode")
+
+
+@pytest.mark.parametrize(("name", "arch"), drawn(product(OTHERS, ARCHS), each_once(OTHERS, ARCHS)))
 def test_the_other_format(name, arch):
     check(stored(name, arch, formats=E5M2), arch)
 
 
-@both
-@pytest.mark.parametrize("partitions", [1, 7])
+@pytest.mark.parametrize(("partitions", "arch"), drawn(product((1, 7), ARCHS), each_once((1, 7), ARCHS)))
 def test_partitions(arch, partitions):
     call = stored("decode", arch, ("token", "token"))
     check(call, arch, decode_choice(call, arch, partitions))
@@ -124,22 +133,31 @@ def test_softmax_scales(arch, scale):
     check(replace(stored("decode", arch), scale=scale), arch)
 
 
-@both
-def test_every_number_of_the_format(arch):
+FORMATS = {"e4m3": E4M3, "e5m2": E5M2}
+OF_FORMATS = (list(FORMATS), (torch.bfloat16, HALF), ARCHS)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "arch"),
+    drawn(product(*OF_FORMATS), [(*pair, arch) for pair in each_once(*OF_FORMATS[:2]) for arch in ARCHS]),
+)
+def test_every_number_of_the_format(name, dtype, arch):
     """One key a sequence, so the output is its value: exact for all 256 bytes, and NaN where they are."""
-    for formats, dtype in product((E4M3, E5M2), (torch.bfloat16, HALF)):
-        v = torch.arange(256, dtype=torch.uint8).view(formats[arch]).reshape(1, 1, 2, 128)
-        q, k = torch.zeros(1, 1, 2, 128, dtype=dtype), torch.zeros(1, 1, 2, 128).to(formats[arch])
-        found = attention(q, k, v, backend=f"simulate:{arch}")
-        assert found.dtype == dtype
-        expected = v.float().masked_fill(~v.float().isfinite(), torch.nan)  # what is no number spoils its own column
-        special = ~v.float().isfinite()
-        assert torch.equal(found.float()[~special], expected[~special])
-        assert torch.equal(found.float()[special].isnan(), v.float()[special].isnan())
+    stored_as = FORMATS[name][arch]
+    v = torch.arange(256, dtype=torch.uint8).view(stored_as).reshape(1, 1, 2, 128)
+    q, k = torch.zeros(1, 1, 2, 128, dtype=dtype), torch.zeros(1, 1, 2, 128).to(stored_as)
+    found = attention(q, k, v, backend=f"simulate:{arch}")
+    assert found.dtype == dtype
+    expected = v.float().masked_fill(~v.float().isfinite(), torch.nan)  # what is no number spoils its own column
+    special = ~v.float().isfinite()
+    assert torch.equal(found.float()[~special], expected[~special])
+    assert torch.equal(found.float()[special].isnan(), v.float()[special].isnan())
 
 
-@both
-@pytest.mark.parametrize("per", ["token", 64])
+PER = ("token", 64)
+
+
+@pytest.mark.parametrize(("per", "arch"), drawn(product(PER, ARCHS), each_once(PER, ARCHS)))
 def test_hidden_bytes_and_scales(arch, per):
     """Under a mask that reads tensors, NaN in bytes and scales that a row does not see reaches nothing of it."""
     ids = torch.arange(200)[None] // 70
@@ -157,8 +175,10 @@ def test_hidden_bytes_and_scales(arch, per):
     torch.testing.assert_close(found[:, 40:], expected[:, 40:], atol=2e-2, rtol=2e-2)
 
 
-@both
-@pytest.mark.parametrize(("name", "per"), [("pages", "token"), ("pages", 64), ("odd-pages", 64)])
+NOBODYS = [(arch, *pages) for arch in ARCHS for pages in (("pages", "token"), ("pages", 64), ("odd-pages", 64))]
+
+
+@pytest.mark.parametrize(("arch", "name", "per"), drawn(NOBODYS, [NOBODYS[0], NOBODYS[2], NOBODYS[4]]))
 def test_scales_of_nobody(arch, name, per):
     """Scales of pages that no sequence has, and of rows past the end, are NaN."""
     call = stored(name, arch, (per, per))
@@ -177,8 +197,7 @@ def _quantized(call: Call) -> tuple[Quantized, Quantized]:
     return Quantized(call.k, call.sequence.k_scale), Quantized(call.v, call.sequence.v_scale)
 
 
-@both
-@pytest.mark.parametrize("per", ["token", 64])
+@pytest.mark.parametrize(("per", "arch"), drawn(product(PER, ARCHS), each_once(PER, ARCHS[::-1])))
 def test_a_wrong_scale_is_seen(arch, per):
     """The tolerance is no wider than a tenth of a scale, of a block of columns if they have one."""
     call = stored("pages", arch, (per, per))

@@ -89,8 +89,7 @@ def test_ragged_queries(arch):
     assert error(found.float(), want.float()) < 2e-2 and bool(want.any())
 
 
-@both
-@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize(("narrow", "arch"), drawn(product((False, True), ARCHS), each_once((False, True), ARCHS)))
 def test_a_mask_that_reads_tensors(arch, narrow):
     """Hidden latents of NaN, and rotary parts and scales: the tile is computed again without them."""
     case = Latent((90,), page=64, mask=Document(torch.arange(90)[None] // 60))
@@ -104,8 +103,7 @@ def test_a_mask_that_reads_tensors(arch, narrow):
     assert error(found.float(), want.float()) < 2e-2 and bool(want.any())
 
 
-@both
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize(("block", "arch"), drawn(product(range(4), ARCHS), each_once(range(4), ARCHS)))
 def test_a_wrong_scale_is_seen(arch, block):
     """Of one block of columns."""
     call = called(Latent((70,), page=64), arch)

@@ -68,20 +68,18 @@ def test_scores(arch, name):
     check(Case(70, 90, batch=2, mask=Causal(), score=SCORES[name]).call(), arch)
 
 
-@both
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(70, 90, dtype=torch.float16, mask=Causal()),
-        Case(70, 90, heads=6, heads_kv=2, sinks=True),
-        Case(70, 90, heads=3, heads_kv=3, batch=3, mask=Causal()),
-        Case(200, 30, mask=Causal()),
-        Case(70, 90, scale=-0.2),
-    ],
-    ids=["fp16", "groups", "batch", "more queries than keys", "negative scale"],
-)
-def test_problems(arch, case):
-    check(case.call(), arch)
+PROBLEMS = {
+    "fp16": Case(70, 90, dtype=torch.float16, mask=Causal()),
+    "groups": Case(70, 90, heads=6, heads_kv=2, sinks=True),
+    "batch": Case(70, 90, heads=3, heads_kv=3, batch=3, mask=Causal()),
+    "more queries than keys": Case(200, 30, mask=Causal()),
+    "negative scale": Case(70, 90, scale=-0.2),
+}
+
+
+@pytest.mark.parametrize(("name", "arch"), drawn(product(PROBLEMS, ARCHS), each_once(list(PROBLEMS), ARCHS)))
+def test_problems(arch, name):
+    check(PROBLEMS[name].call(), arch)
 
 
 @both

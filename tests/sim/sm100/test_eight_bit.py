@@ -97,7 +97,7 @@ def check(call: Call, choice: Choice, schedule: str) -> None:
     assert error(x.lse, lse) < 1e-4
 
 
-@pytest.mark.parametrize("name", drawn(CASES, ["decode", "ragged", "odd-dims"]))
+@pytest.mark.parametrize("name", drawn(CASES, ["decode", "odd-dims"]))
 def test_values(name):
     """What the planner chooses, under every schedule; pages of no sequence are NaN."""
     call = stored(name)
@@ -105,7 +105,7 @@ def test_values(name):
         check(call, choice_of(call, two=False), schedule)
 
 
-@pytest.mark.parametrize("name", drawn(TWO_TILES, ["two-tiles", "wide-values"]))
+@pytest.mark.parametrize("name", drawn(TWO_TILES, ["two-tiles"]))
 def test_two_query_tiles(name):
     call = stored(name)
     for schedule in SCHEDULES:
@@ -132,7 +132,7 @@ CASES |= {
 }
 
 
-@pytest.mark.parametrize("name", drawn(SCALED, ["decode", "ragged", "odd-dims", "rows", "few-rows"]))
+@pytest.mark.parametrize("name", drawn(SCALED, ["decode", "ragged", "rows", "few-rows"]))
 def test_scales_of_tokens_and_of_columns(name):
     """Under every schedule."""
     call = stored(name, per=SCALED[name])
@@ -140,14 +140,14 @@ def test_scales_of_tokens_and_of_columns(name):
         check(call, choice_of(call, two=False), schedule)
 
 
-@pytest.mark.parametrize("name", drawn([name for name in TWO_TILES if name in SCALED], ["two-tiles", "wide-values"]))
+@pytest.mark.parametrize("name", drawn([name for name in TWO_TILES if name in SCALED], ["wide-values"]))
 def test_scales_with_two_query_tiles(name):
     call = stored(name, per=SCALED[name])
     for schedule in SCHEDULES:
         check(call, choice_of(call, two=True), schedule)
 
 
-@pytest.mark.parametrize("per", ["token", 64])
+@pytest.mark.parametrize("per", drawn(["token", 64], [64]))
 def test_scales_of_nobody(per):
     """Scales of pages that no sequence has, and of rows past the end, are NaN."""
     call = stored("pages", per=(per, per))
@@ -161,7 +161,7 @@ def test_scales_of_nobody(per):
     torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("per", ["token", 64])
+@pytest.mark.parametrize("per", drawn(["token", 64], ["token"]))
 def test_scales_of_values_that_no_row_sees(per):
     """Behind the last key that any row of a query tile sees, bytes and scales may be anything."""
     call = stored("narrow-values", per=(per, "token"))
@@ -196,16 +196,19 @@ def test_softmax_scales(scale):
     check(call, choice_of(call, two=False), "lazy")
 
 
-def test_every_number_of_the_format():
+FORMATS = [(stored_as, dtype) for stored_as in (E4M3, E5M2) for dtype in (torch.bfloat16, torch.float16)]
+
+
+@pytest.mark.parametrize(("stored_as", "dtype"), drawn(FORMATS, [FORMATS[0], FORMATS[3]]))
+def test_every_number_of_the_format(stored_as, dtype):
     """One key a sequence, so the output is its value: exact for all 256 bytes, and NaN where they are."""
-    for stored_as, dtype in product((E4M3, E5M2), (torch.bfloat16, torch.float16)):
-        v = torch.arange(256, dtype=torch.uint8).view(stored_as).reshape(1, 1, 2, 128)
-        q, k = torch.zeros(1, 1, 2, 128, dtype=dtype), torch.zeros(1, 1, 2, 128).to(stored_as)
-        found = attention(q, k, v, backend="simulate:sm100")
-        assert isinstance(found, torch.Tensor)
-        special = ~v.float().isfinite()
-        assert torch.equal(found.float()[~special], v.float()[~special])
-        assert torch.equal(found.float()[special].isnan(), v.float()[special].isnan())
+    v = torch.arange(256, dtype=torch.uint8).view(stored_as).reshape(1, 1, 2, 128)
+    q, k = torch.zeros(1, 1, 2, 128, dtype=dtype), torch.zeros(1, 1, 2, 128).to(stored_as)
+    found = attention(q, k, v, backend="simulate:sm100")
+    assert isinstance(found, torch.Tensor)
+    special = ~v.float().isfinite()
+    assert torch.equal(found.float()[~special], v.float()[~special])
+    assert torch.equal(found.float()[special].isnan(), v.float()[special].isnan())
 
 
 @pytest.mark.full

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 import warpattn as wa
-from tests.drawn import drawn
+from tests.drawn import in_turn
 from warpattn.kernels.sm100.prefill_2q.config import choose_2q
 from warpattn.kernels.sm100.select import launches_of_choice
 from warpattn.problem import Call, validate
@@ -96,15 +96,15 @@ PAGED = {
     "20-keys": lambda: call(paged([200, 64], 30, 4, 1, 40, 20), mask=wa.Causal(), score=wa.SoftCap(5.0)),
     "300-keys": lambda: call(paged([700, 299], 20, 2, 1, 64, 300)),
 }
+# Every form of pages, mask, score and dtype occurs in one of these.
 DRAWN = (
-    "ragged-without-queries-or-keys", "ragged-fused-heads", "ragged-window-bf16", "ragged-score", "paged-two-tiles",
-    "paged-score", "paged-384-keys", "paged-1-key", "paged-3-keys", "paged-20-keys",
+    "ragged-without-queries-or-keys", "ragged-fused-heads", "ragged-window-bf16", "paged-two-tiles", "paged-384-keys",
+    "paged-3-keys", "paged-20-keys",
 )  # fmt: skip
 CASES = {f"ragged-{name}": make for name, make in RAGGED.items()} | {f"paged-{n}": make for n, make in PAGED.items()}
 
 
-@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
-@pytest.mark.parametrize("name", drawn(CASES, DRAWN))
+@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, DRAWN, SCHEDULES))
 def test_right_and_without_findings(name, schedule, seed):
     check(CASES[name](), schedule, seed)
 

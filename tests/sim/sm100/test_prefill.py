@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.drawn import drawn
+from tests.drawn import in_turn
 from tests.sim.sm100.prefill import Case, simulated
 from warpattn.masks import Causal, CustomMask, Document, Materialized, Padding, Prefix, SlidingWindow
 from warpattn.scores import ALiBi, Bias, SoftCap
@@ -50,17 +50,24 @@ CASES = {
     "narrow-values-soft-cap": Case(200, 200, dim=128, dim_v=64, score=SoftCap(3.0)),
     "fp16-window": Case(260, 260, dim=128, dtype=torch.float16, mask=SlidingWindow(70, 10)),
     "group-2-materialized": Case(200, 200, heads=4, heads_kv=2, dim=128, mask=Materialized(VISIBLE)),
+    "narrow-values-top-left": Case(300, 130, dim=128, dim_v=64, mask=Causal(top_left=True), score=SoftCap(3.0)),
+    "padding-alibi": Case(
+        200, 200, heads=4, heads_kv=1, batch=2, mask=Padding(torch.tensor([150, 0])),
+        score=ALiBi(torch.tensor([0.5, 0.25, 0.1, 0.05])),
+    ),
+    "nothing-visible-bias": Case(
+        70, 140, heads=8, heads_kv=1, mask=CustomMask(lambda b, h, q, k: k < 0), score=Bias(torch.randn(8, 70, 140)),
+        sinks=True,
+    ),
 }
 # Every mask, score and head dim occurs in one of these.
 DRAWN = (
-    "causal-top-left", "moving-reference", "moving-reference-64", "padding",
-    "sinks-nothing-visible", "alibi", "group-8-bias", "group-4-custom", "odd-dims-document",
-    "wide-values-prefix", "narrow-values-soft-cap", "fp16-window", "group-2-materialized",
+    "moving-reference-64", "padding-alibi", "nothing-visible-bias", "group-4-custom",
+    "odd-dims-document", "wide-values-prefix", "narrow-values-top-left", "fp16-window", "group-2-materialized",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
-@pytest.mark.parametrize("name", drawn(CASES, DRAWN))
+@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, DRAWN, SCHEDULES))
 def test_right_and_without_findings(name, schedule, seed):
     case = CASES[name]
     report, out_error, lse_error = simulated(case, schedule=schedule, seed=seed)

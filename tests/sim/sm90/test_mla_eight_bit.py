@@ -11,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 import warpattn as wa
-from tests.drawn import drawn
+from tests.drawn import in_turn
 from tests.sim.knocking import knocked_out
 from tests.sim.sm90.decode import Ran, built
 from tests.sim.sm90.mla import DIM, DIM_V, SCALE, Latent, reason
@@ -114,8 +114,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
-@pytest.mark.parametrize("name", drawn(CASES, ("one", "mixed-causal-4", "small-pages")))
+@pytest.mark.parametrize(
+    ("name", "schedule", "seed"), in_turn(CASES, ("one", "mixed-causal-4", "small-pages"), SCHEDULES)
+)
 def test_right_and_without_findings(name, schedule, seed):
     check(CASES[name], schedule=schedule, seed=seed)
 

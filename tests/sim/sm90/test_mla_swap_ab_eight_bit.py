@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 import warpattn as wa
-from tests.drawn import drawn
+from tests.drawn import drawn, in_turn
 from tests.sim.knocking import knocked_out
 from tests.sim.sm90.mla import SCALE, Latent, reason
 from tests.sim.sm90.test_mla_eight_bit import PER, SCHEDULES, check, pages_of, run, with_narrow_rope
@@ -30,8 +30,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
-@pytest.mark.parametrize("name", drawn(CASES, ("mixed-causal-4", "last-cta")))
+@pytest.mark.parametrize(
+    ("name", "schedule", "seed"), in_turn(CASES, ("mixed-causal-4", "last-cta"), SCHEDULES, each=3)
+)
 def test_right_and_without_findings(name, schedule, seed):
     check(CASES[name], schedule=schedule, seed=seed)
 

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.drawn import drawn
+from tests.drawn import in_turn
 from tests.sim.sm90.prefill import Case, simulated
 from warpattn.masks import Causal, CustomMask, Document, Materialized, Padding, SlidingWindow
 from warpattn.scores import ALiBi, Bias, SoftCap
@@ -69,13 +69,11 @@ CASES = {
 # Every mask, score and config occurs in one of these.
 DRAWN = (
     "causal-rectangular", "three-warpgroups", "bias-256", "odd-dims-padding", "latent-document", "two-parts", "in-turn",
-    "fp16-window", "materialized", "custom-soft-cap", "sinks-nothing-visible", "alibi", "packed-window", "packed-heads",
-    "packed-bias",
+    "fp16-window", "materialized", "custom-soft-cap", "sinks-nothing-visible", "packed-window", "packed-heads",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
-@pytest.mark.parametrize("name", drawn(CASES, DRAWN))
+@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, DRAWN, SCHEDULES))
 def test_right_and_without_findings(name, schedule, seed):
     case = CASES[name]
     report, out_error, lse_error = simulated(case, programs=3, schedule=schedule, seed=seed)

@@ -10,7 +10,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 import warpattn as wa
-from tests.drawn import drawn
+from tests.drawn import drawn, in_turn
 from tests.oracle import poisoned
 from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
 from tests.sim.sm90.decode import Decode, tensors
@@ -106,11 +106,11 @@ def expected_of(x: Inputs) -> tuple[Tensor, Tensor]:
     return reference(x.q, rows["k"], rows["v"], sequence=sequence, **x.tail)
 
 
-@pytest.mark.parametrize("name", drawn(CASES, ["tokens", "dense", "columns", "rows"]))
-def test_right_and_without_findings(name):
-    x = inputs(CASES[name])
-    for schedule, seed in SCHEDULES:
-        check(x, schedule, seed)
+@pytest.mark.parametrize(
+    ("name", "schedule", "seed"), in_turn(CASES, ["tokens", "dense", "columns", "rows"], SCHEDULES)
+)
+def test_right_and_without_findings(name, schedule, seed):
+    check(inputs(CASES[name]), schedule, seed)
 
 
 @pytest.mark.parametrize("per", drawn(["head", "token"], ["token"]))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.drawn import drawn
+from tests.drawn import in_turn
 from tests.sim.sm90.prefill import error
 from warpattn.kernels.pieces.signature import softcap_factors
 from warpattn.kernels.sm90.prefill.choice import arrange, shared_out
@@ -73,8 +73,11 @@ def split(case: Case, x: Any, **options: Any) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-@pytest.mark.parametrize(("schedule", "seed"), [("eager", 0), ("lazy", 0), ("adversarial", 0), ("random", 1)])
-@pytest.mark.parametrize("name", drawn(CASES, ("more-parts-than-key-tiles", "window", "head-dim-256", "odd-dims")))
+SCHEDULES = [("eager", 0), ("lazy", 0), ("adversarial", 0), ("random", 1)]
+DRAWN = ("more-parts-than-key-tiles", "window", "head-dim-256", "odd-dims")
+
+
+@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, DRAWN, SCHEDULES))
 def test_right_and_without_findings(name: str, schedule: str, seed: int) -> None:
     case = CASES[name]
     x = operands(case)

@@ -32,6 +32,7 @@ def test_the_text_is_sentences_next_to_each_other():
 def test_both_trainings(monkeypatch, tmp_path):
     monkeypatch.setattr(demo, "BATCH", 2)
     monkeypatch.setattr(demo, "BATCHES", 1)
+    monkeypatch.setattr(demo, "PACKAGE", demo.PACKAGE / "masks")
     text = invoke("demo", "--train", "--device", "cpu", "--steps", 3, "--plot", tmp_path / "loss.svg")
     assert "3 steps of 2 pairs of sentences" in " ".join(text.split()) and "●" in text
     rows = [line.split() for line in text.splitlines() if line.split()[:1] and line.split()[0] in ("1", "3")]
@@ -41,6 +42,7 @@ def test_both_trainings(monkeypatch, tmp_path):
 
 def test_losses_that_differ_are_an_error(monkeypatch):
     monkeypatch.setattr("warpattn.cli.demo.model_folder", lambda: None)
+    monkeypatch.setattr(demo, "sentence_pairs", lambda count: [])  # nothing is trained
     curves = {"sdpa": [2.0, 1.0], "warpattn": [2.0, 1.1]}
     monkeypatch.setattr(demo, "losses", lambda folder, pairs, name, run: curves[name])
     text = invoke("demo", "--train", "--device", "cpu", exit_code=1)

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from warpattn.cli import demo, layer, run
 from warpattn.cli.app import app
 
-LINES = [20, pytest.param(150, marks=pytest.mark.full)]  # of each command
+LINES = [8, *(pytest.param(number, marks=pytest.mark.full) for number in (20, 150))]  # of each command
 WORK = {
     "run": (run, "attention"),
     "Triton": ("warpattn.runtime.kernel_cache.require_triton",),

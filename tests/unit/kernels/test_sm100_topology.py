@@ -53,8 +53,8 @@ PREFILL = {
 }
 # With these, the kernels of two tiles and of one have every ring, kind of sequence, split and format once.
 DRAWN = (
-    "2q-two-rings", "2q-ragged", "1q-split", "1q-paged", "2q-8-bits", "1q-8-bits", "2q-products-64",
-    "1q-products-split", "pair", "mla", "wide-256", "wide-512", "wide-8-bits",
+    "2q-two-rings", "2q-ragged", "1q-split", "2q-8-bits", "1q-8-bits", "2q-products-64", "1q-products-split", "pair",
+    "mla", "wide-512", "wide-8-bits",
 )  # fmt: skip
 WIDE_256 = WideConfig(BF16, 256, 192, 128, 64)
 WIDE = {

@@ -34,7 +34,10 @@ def close(found, expected) -> None:  # type: ignore[no-untyped-def]
 
 
 # Each way of saying a mask once; the others are these with other numbers, or two of them at a time.
-DRAWN = [name for name in MASKS if not name.startswith(("window-", "causal-")) or "-or-" in name]
+DRAWN = (
+    "none", "causal-topleft", "padding", "window", "chunked", "prefix-each", "scattered", "dense-mask", "custom",
+    "causal-added", "causal-or-prefix", "not-window",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", drawn(MASKS, DRAWN))
@@ -171,7 +174,7 @@ CHANGING = {
 @pytest.mark.parametrize("name", CHANGING)
 def test_lengths_masks_and_scales_may_change(name):
     fn = compiled(lambda x, mask, score, scale: wa.attention(x, x, x, mask=mask, score=score, scale=scale))
-    for length in (8, 12, 30, 31):
+    for length in (8, 12, 31):
         x = torch.randn(2, length, 4, 16)
         mask, score = CHANGING[name](length)
         close(fn(x, mask, score, 1 / length), wa.attention(x, x, x, mask=mask, score=score, scale=1 / length))

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.drawn import drawn
+from tests.drawn import in_turn
 from tests.sim.knocking import knocked_out, reviewed
 from tests.sim.sm90.decode import Decode, check, run, tensors
 from tests.sim.sm90.decoding.test_decode import MIXED, SCHEDULES
@@ -52,11 +52,10 @@ CASES = {
 DRAWN = ("tokens", "head-dim-64-e5m2-fp16", "rows", "columns", "columns-of-values")
 
 
-@pytest.mark.parametrize("name", drawn(CASES, DRAWN))
-def test_right_and_without_findings(name):
+@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, DRAWN, SCHEDULES))
+def test_right_and_without_findings(name, schedule, seed):
     """Heads have scales of their own; pages of no sequence and rows after the last key are NaN."""
-    for schedule, seed in SCHEDULES:
-        check(CASES[name], programs=4, schedule=schedule, seed=seed)
+    check(CASES[name], programs=4, schedule=schedule, seed=seed)
 
 
 def test_bf16_queries_of_any_size():

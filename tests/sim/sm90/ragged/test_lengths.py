@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cases import Case
-from tests.drawn import drawn, each_once
+from tests.drawn import drawn, in_turn
 from tests.oracle import check
 from tests.sim.sm90.lengths import findings, ready_for, run
 
@@ -42,29 +42,23 @@ CASES = [
     replace(PAGED, page_size=3, dim=72, dim_v=40, dtype=torch.float16),
     replace(PAGED, page_size=16, seq_q=1, batch=2, lens_k=(1, 40)),
 ]
-# Every mask, score, size of a page and head dim occurs in one of these, or in FEW.
-LARGE_PAGES = (48, 128, 256, 8)
-SOME_SCORES = (*SCORES, "none", "none", "none", "none")
+# Every mask, score, size of a page, head dim and group occurs in one of these, in FEW or in PARTS.
 DRAWN = [
-    *[
-        replace(base, mask=mask, score=score, sinks=score != "none")
-        for mask, base, score in each_once(MASKS, (RAGGED, CROSS), SOME_SCORES)
-    ],
-    *[replace(CROSS, heads_q=4, heads_kv=4 // group) for group in (1, 4)],
-    replace(CROSS, heads_q=8, mask="full"),
-    *[replace(RAGGED, dim=dim) for dim in (128, 256)],
+    replace(RAGGED, mask="full", score="softcap", sinks=True),
+    replace(CROSS, mask="window", score="alibi", sinks=True),
+    replace(RAGGED, mask="prefix-each", score="bias", sinks=True),
+    replace(CROSS, mask="documents", score="custom", sinks=True),
+    replace(RAGGED, mask="custom", dim=128),
+    replace(CROSS, mask="causal-topleft", dim=192),
+    replace(RAGGED, mask="not-window", dim=256, heads_kv=2),
+    replace(CROSS, mask="nothing", heads_q=4),
     replace(CROSS, dim=72, dim_v=40, dtype=torch.float16, layout="heads-first"),
-    *[
-        replace(PAGED, page_size=size, mask=mask, score=score, sinks=score != "none")
-        for size, mask, score in zip(LARGE_PAGES, MASKS[1:5], ("none", "alibi", "none", "bias"), strict=True)
-    ],
-    replace(PAGED, page_size=16, heads_q=8, heads_kv=2),
-    replace(PAGED, page_size=3, dim=128),
-    replace(PAGED, page_size=64, dim=256),
-    replace(CROSS, dim=192),
-    *[replace(PAGED, page_size=size, dim=96) for size in (3, 16)],
+    replace(PAGED, page_size=48, mask="window"),
+    replace(PAGED, page_size=256, mask="documents", score="bias", sinks=True),
+    replace(PAGED, page_size=8, mask="custom", score="alibi", sinks=True),
+    replace(PAGED, page_size=1, mask="prefix-each", dim=128),
+    replace(PAGED, page_size=64, dim=96),
     replace(PAGED, page_size=32, dim=72, dim_v=40, dtype=torch.float16, layout="sliced"),
-    replace(PAGED, page_size=1, dim=72, dim_v=40, dtype=torch.float16),
     replace(PAGED, page_size=16, seq_q=1, batch=2, lens_k=(1, 40)),
 ]
 FEW = [RAGGED, CROSS, *[replace(PAGED, page_size=size) for size in (3, 16, 64)]]
@@ -88,8 +82,9 @@ def test_values(case):
     run_and_check(case, schedule="lazy")
 
 
-@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES)
-@pytest.mark.parametrize("case", named(FEW))
+@pytest.mark.parametrize(
+    ("case", "schedule", "seed"), in_turn(FEW, FEW, SCHEDULES), ids=lambda x: getattr(x, "name", x)
+)
 def test_every_schedule(case, schedule, seed):
     run_and_check(case, schedule=schedule, seed=seed)
 
@@ -173,9 +168,7 @@ def test_no_sequence_has_a_row():
 lengths = st.lists(st.tuples(st.sampled_from((0, 1, 5, 63, 64, 65, 130)), st.integers(0, 140)), min_size=1, max_size=5)
 
 
-@settings(max_examples=25)
-@given(lengths, st.sampled_from(("causal", "full", "window")), st.integers(0, 2**16))
-def test_random_ragged_shapes(pairs, mask, seed):
+def check_ragged(pairs, mask, seed):
     lens_q, lens_k = zip(*pairs, strict=True)
     if sum(lens_q) == 0 or sum(lens_k) == 0:
         return
@@ -183,11 +176,17 @@ def test_random_ragged_shapes(pairs, mask, seed):
     run_and_check(case, schedule="random", seed=seed)
 
 
-@settings(max_examples=8)
-@given(lengths, st.sampled_from((3, 16, 64)), st.sampled_from(("causal", "full")), st.integers(0, 2**16))
-def test_random_pages(pairs, page_size, mask, seed):
+def check_pages(pairs, page_size, mask, seed):
     lens_k = tuple(length for _, length in pairs)
     if sum(lens_k) == 0:
         return
     case = replace(PAGED, batch=len(pairs), seq_q=17, lens_k=lens_k, page_size=page_size, mask=mask)
     run_and_check(case, schedule="random", seed=seed)
+
+
+ragged_batches = given(lengths, st.sampled_from(("causal", "full", "window")), st.integers(0, 2**16))
+paged_batches = given(lengths, st.sampled_from((3, 16, 64)), st.sampled_from(("causal", "full")), st.integers(0, 2**16))
+test_random_ragged_shapes = settings(max_examples=8)(ragged_batches(check_ragged))
+test_more_random_ragged_shapes = pytest.mark.full(settings(max_examples=25)(ragged_batches(check_ragged)))
+test_random_pages = settings(max_examples=3)(paged_batches(check_pages))
+test_more_random_pages = pytest.mark.full(settings(max_examples=8)(paged_batches(check_pages)))
