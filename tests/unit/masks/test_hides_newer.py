@@ -38,11 +38,11 @@ def sees_newer(mask: Mask) -> bool:
     return bool((kept & (k > q)).any())
 
 
-@pytest.mark.parametrize("mask", NEWER, ids=str)
+@pytest.mark.parametrize("mask", NEWER, ids=range(len(NEWER)))
 def test_masks_that_do(mask: Mask) -> None:
     assert hides_newer(mask.program().keep) and not sees_newer(mask)
 
 
-@pytest.mark.parametrize("mask", OTHERS, ids=str)
+@pytest.mark.parametrize("mask", OTHERS, ids=range(len(OTHERS)))
 def test_masks_that_do_not(mask: Mask) -> None:
     assert not hides_newer(mask.program().keep) and sees_newer(mask)
