@@ -177,3 +177,19 @@ def test_without_queries():
     inputs = replace(BASE, seq_q=0, seq_k=70).build("cuda")
     out, lse = attend(inputs)
     assert out.shape == (2, 0, 4, 128) and lse.shape == (2, 4, 0)
+
+
+WIDTHS = (32, 64, 80, 96, 128, 256, 320)
+HIDDEN = [replace(BASE, dim=dim, seq_q=300, mask=mask) for dim in WIDTHS for mask in ("causal", "window")]
+HIDDEN += [replace(BASE, dim=dim, seq_q=300, heads_q=16, dtype=torch.float16) for dim in (64, 128)]
+HIDDEN += [replace(BASE, dim=192, dim_v=128, seq_q=300, mask="causal")]
+
+
+@pytest.mark.parametrize("case", named(HIDDEN))
+def test_values_that_a_row_does_not_see_do_not_reach_it(case):
+    inputs = case.build("cuda")
+    inputs.v[:, 290:], inputs.v[:, 120, :, 3], inputs.v[:, 130, :, 4] = torch.nan, torch.inf, -torch.inf
+    out, _ = attend(inputs)
+    expected = wa.attention(inputs.q, inputs.k, inputs.v, mask=inputs.mask, scale=inputs.scale, backend="reference")
+    torch.testing.assert_close(out.float(), expected.float(), atol=2e-2, rtol=2e-2, equal_nan=True)
+    assert expected.isnan().any() and expected.isinf().any() and expected.isfinite().any()
