@@ -189,7 +189,7 @@ def weighed_by(table: Mapping[int, Mapping[TileShape, Rate]]) -> Iterator[None]:
 def _weigh(table: Mapping[int, Mapping[TileShape, Rate]]) -> None:
     for columns, tiles in table.items():
         RATES[columns].update(tiles)
-    for cache in (tiling, faster, tilings_of):
+    for cache in (tiling, faster, tilings_of, choose):
         cache.cache_clear()
 
 
