@@ -199,16 +199,20 @@ def test_softmax_scales(scale):
 FORMATS = [(stored_as, dtype) for stored_as in (E4M3, E5M2) for dtype in (torch.bfloat16, torch.float16)]
 
 
-@pytest.mark.parametrize(("stored_as", "dtype"), drawn(FORMATS, [FORMATS[0], FORMATS[3]]))
-def test_every_number_of_the_format(stored_as, dtype):
-    """One key a sequence, so the output is its value: exact for all 256 bytes, and NaN where they are."""
-    v = torch.arange(256, dtype=torch.uint8).view(stored_as).reshape(1, 1, 2, 128)
-    q, k = torch.zeros(1, 1, 2, 128, dtype=dtype), torch.zeros(1, 1, 2, 128).to(stored_as)
+def check_every_number(stored_as: torch.dtype, dtype: torch.dtype, heads: int) -> None:
+    """One key, so the output is its value: exact for all 256 bytes, and NaN where they are."""
+    v = torch.arange(256, dtype=torch.uint8).view(stored_as).reshape(1, 1, heads, 256 // heads)
+    q, k = torch.zeros(v.shape, dtype=dtype), torch.zeros(v.shape).to(stored_as)
     found = attention(q, k, v, backend="simulate:sm100")
     assert isinstance(found, torch.Tensor)
     special = ~v.float().isfinite()
     assert torch.equal(found.float()[~special], v.float()[~special])
     assert torch.equal(found.float()[special].isnan(), v.float()[special].isnan())
+
+
+@pytest.mark.parametrize(("stored_as", "dtype"), drawn(FORMATS, [FORMATS[0], FORMATS[3]]))
+def test_every_number_of_the_format(stored_as, dtype):
+    check_every_number(stored_as, dtype, heads=2)
 
 
 @pytest.mark.full

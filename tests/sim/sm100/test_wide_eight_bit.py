@@ -10,7 +10,16 @@ pytest.importorskip("triton")
 from tests.drawn import drawn
 from tests.sim.cdna.calls import TOLERANCE, Case, error, in_eight_bits, paged, ragged, ready_of
 from tests.sim.knocking import FRESH, knocked_out, reviewed
-from tests.sim.sm100.test_eight_bit import E4M3, E5M2, SCHEDULES, check, choice_of, multiplied, steps
+from tests.sim.sm100.test_eight_bit import (
+    E4M3,
+    E5M2,
+    SCHEDULES,
+    check,
+    check_every_number,
+    choice_of,
+    multiplied,
+    steps,
+)
 from tests.sim.sm100.test_mla import REDUNDANT
 from warpattn.api import attention, attention_paged
 from warpattn.errors import AttentionError
@@ -88,14 +97,7 @@ def test_softmax_scales(scale):
 
 @pytest.mark.parametrize(("stored_as", "dtype"), [(E4M3, torch.float16), (E5M2, torch.bfloat16)])
 def test_every_number_of_the_format(stored_as, dtype):
-    """One key, so the output is its value: exact for all 256 bytes, and NaN where they are."""
-    v = torch.arange(256, dtype=torch.uint8).view(stored_as).reshape(1, 1, 1, 256)
-    q, k = torch.zeros(1, 1, 1, 256, dtype=dtype), torch.zeros(1, 1, 1, 256).to(stored_as)
-    found = attention(q, k, v, backend="simulate:sm100")
-    assert isinstance(found, torch.Tensor)
-    special = ~v.float().isfinite()
-    assert torch.equal(found.float()[~special], v.float()[~special])
-    assert torch.equal(found.float()[special].isnan(), v.float()[special].isnan())
+    check_every_number(stored_as, dtype, heads=1)
 
 
 @pytest.mark.parametrize("per", ["token", 64])
