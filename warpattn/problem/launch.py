@@ -68,4 +68,5 @@ class Launch:
     pdl: bool = False  # launched with PDL: may start before the preceding kernel ends, and waits for that by itself
     tile_counter: str | None = None  # argument that points to an int32 which is 0 before the launch and after it
     l2_promotion: int = 128  # bytes that L2 fetches at least for a TMA load
+    shared_code: bool = False  # compiled with one copy of a loop that several roles have, see runtime/shared_code
     together: int = 1  # programs that wait for each other in a circle, so a device has to run so many at once

@@ -23,6 +23,7 @@ from warpattn.runtime import hip
 from warpattn.runtime.cache_folder import private_temporary
 from warpattn.runtime.kernel_cache import Artifact, require_triton, say_once
 from warpattn.runtime.kernel_parameters import SCRATCH, parameters
+from warpattn.runtime.shared_code import share_loops
 
 _one_at_a_time = threading.RLock()
 _private: list[Path] = []  # the temporary folder, once one is needed
@@ -53,9 +54,22 @@ def compiled(launch: Launch, target: str | None = None) -> Any:
 
     with refusals_named(launch.name):
         try:
-            return _somewhere(compile_it)
+            kernel = _somewhere(compile_it)
+            return with_shared_code(kernel, chip, launch) if launch.shared_code else kernel
         except OSError as error:
             raise AttentionError(f"{launch.name} cannot be compiled: {error}") from error
+
+
+def with_shared_code(kernel: Any, chip: Any, launch: Launch) -> Any:
+    """The compiled kernel with its PTX and cubin made anew, see shared_code; the same where no two loops are equal."""
+    from triton.compiler import make_backend
+
+    text = share_loops(kernel.asm["ptx"])
+    if text != kernel.asm["ptx"]:
+        backend = make_backend(chip)
+        cubin = backend.make_cubin(text, {}, backend.parse_options(dict(launch.options)), chip.arch)
+        kernel.asm |= {"ptx": text, "cubin": cubin}
+    return kernel
 
 
 def _somewhere(compile_it: Callable[[], Any]) -> Any:

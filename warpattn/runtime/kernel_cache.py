@@ -33,8 +33,11 @@ from warpattn.runtime.kernel_parameters import Parameter
 FORMAT = "warpattn kernel 3"
 IN_MEMORY = 512
 PACKAGE = Path(__file__).parents[1]
-# The kernels, what they import of this package but for the words of errors, and the reader of their signatures.
-SOURCES = ("kernels", "language", "problem", "sequences", "quantized.py", "runtime/kernel_parameters.py")
+# The kernels, what they import of this package but for the words of errors, the reader of their signatures, and what
+# changes their PTX.
+SOURCES = (
+    "kernels", "language", "problem", "sequences", "quantized.py", "runtime/kernel_parameters.py", "runtime/shared_code"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

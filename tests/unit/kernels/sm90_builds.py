@@ -11,20 +11,18 @@ from warpattn.kernels.sm90.prefill.config import SM90Config
 from warpattn.kernels.sm90.prefill.launch import attention_launch
 from warpattn.masks import Causal, Mask
 from warpattn.problem import Call, validate
-from warpattn.problem.arch import ARCHS, triton_target
+from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import Choice, PlanOptions
+from warpattn.runtime import compiler
 from warpattn.sequences import Dense
 
 
 @cache
 def compiled(config: SM90Config):
     """The prefill kernel of a config with a causal mask and an LSE, for sm_90."""
-    import triton
-
     call = small_call("sm90", (config.dim_qk, config.dim_v), config.element, heads=(2 * config.packed, 2))
     choice = replace(choose(call.checked.problem, ARCHS["sm90"]), config=config)
-    launch = attention_launch(*call, choice)
-    return triton.compile(launch.source(), target=triton_target("sm90"), options=launch.options)
+    return compiler.compiled(attention_launch(*call, choice))
 
 
 def chosen(

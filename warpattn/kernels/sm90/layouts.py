@@ -27,8 +27,10 @@ def operand_layout(cols, depth=16):
 THREADS = gl.constexpr(gl.BlockedLayout([1, 1], [8, 4], [4, 1], [1, 0]))  # [32, 4], one number for each of 128 threads
 
 
+TURNS = gl.constexpr(12)  # named barriers of the warpgroups' turns begin here; the compiler has 0 to 7
+
+
 @gluon.constexpr_function
-def turn_asm(action, wg):
-    """PTX for `action`, "sync" or "arrive", on the named barrier of a warpgroup's turn: two warpgroups meet there
-    (the compiler has ids 0 to 7)."""
-    return f"bar.{action} {12 + wg}, 256;"
+def turn_asm(action):
+    """PTX for `action`, "sync" or "arrive", on a named barrier where two warpgroups meet."""
+    return f"bar.{action} $0, 256;"

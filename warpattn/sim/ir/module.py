@@ -29,6 +29,10 @@ _LOC = re.compile(r"\s+loc\(")
 _OP = re.compile(r'(?:(%[^=]+?) = )?"?([A-Za-z_]\w*(?:\.\w+)+|partition\d+|default)"?')
 _ARGUMENT = re.compile(r"(%[\w.$-]+): ")
 _LABEL = re.compile(r"\^\w+")
+_WAIT = re.compile(  # assembly that is the operation of the same name, for every warp by itself
+    r"\{ \.reg \.pred (\w+); (\w+): mbarrier\.try_wait\.parity\.shared::cta\.b64 \1, \[\$0\], \$1; "
+    r"@!\1 bra\.uni \2; \}$"
+)
 
 
 @dataclass
@@ -309,6 +313,8 @@ def _make(name: str, results: str | None, body: str, frames: tuple[Frame, ...], 
     if not types and not name.startswith("scf."):  # without operands only the result's type is printed
         text, arrow, after = text.rpartition(" -> ") if " -> " in text else (text, "", "")
         types = arrow + after
+    if name.endswith(".inline_asm") and _WAIT.match(strings[0]):
+        name = "ttng.wait_barrier"
     op = Op(name, _results(results), [], text, strings, [], [], frames, raw)
     if name not in ("scf.for", "scf.while"):
         op.operands = _NAME.findall(text)

@@ -169,10 +169,12 @@ def _prefetch(tensor: Any, wanted: np.ndarray, *coord: np.ndarray) -> np.ndarray
     return np.zeros_like(wanted)
 
 
-@whole(r"bar(?:rier)?(?:\.cta)?\.(sync|arrive)(?:\.aligned)? (\d+), (\d+);$")
-def _named_barrier(task: Any, match: re.Match[str], *_: Any) -> Any:
-    """All threads of the role arrive at a hardware barrier; with `sync` they also wait for the other threads."""
-    barrier, needed = task.program.named_barrier(int(match[2])), int(match[3])
+@whole(r"bar(?:rier)?(?:\.cta)?\.(sync|arrive)(?:\.aligned)? (\d+|\$0), (\d+);$")
+def _named_barrier(task: Any, match: re.Match[str], *operands: Any) -> Any:
+    """All threads of the role arrive at a hardware barrier; with `sync` they also wait for the other threads. Its
+    number is in the text or an operand."""
+    number = operands[0] if match[2] == "$0" else match[2]
+    barrier, needed = task.program.named_barrier(int(number)), int(match[3])
     place, own = task.place(), task.machine.module.own_barriers
     if barrier.number < own:
         text = f"{place} uses named barrier {barrier.number}; in this kernel the compiler has 0 to {own - 1}"

@@ -17,7 +17,7 @@ from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import SoftmaxState, as_quads, from_quads, pack, softmax_start, softmax_step, unpack
 from ..columns import as_matrices, rescale_columns, wait_columns, zero_columns
 from ..exact_softmax import exact_start, exact_step
-from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
+from ..layouts import TURNS, accumulator_layout, element_type, operand_layout, turn_asm
 from .eight_bit.convert import fp16_queries
 from .eight_bit.scales import key_block_scales, of_tile, scaled_scores, scaled_weights
 from .eight_bit.weights import lift_of, pack_bytes, plain_bytes, start_in_bytes, step_in_bytes, unpack_bytes
@@ -45,16 +45,13 @@ class QueryTile:
 
 
 @gluon.jit
-def attend_role(ctx, wg: gl.constexpr):
+def attend_role(ctx, wg):
     """Run one warpgroup until the producer publishes that there is no more tile."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     q_state = consumer_state(config.q_stages)
     k_state = consumer_state(config.kv_stages)
     v_state = consumer_state(config.v_stages)
-    if wg == config.consumers - 1:
-        turn_pass(wg, config)
-
     rings.q.consumer_wait(q_state)
     tile = ctx.work.read(rings.tiles, q_state.index)
     q_tile = query_tile(ctx, q_state, tile, wg)
@@ -73,7 +70,7 @@ def attend_role(ctx, wg: gl.constexpr):
             state = advance(scaled, state, tile, queries, span, i, wg)
 
         # Last P·V of this tile and first Q·K of the next one; the latter runs while the output is written.
-        rings.v.consumer_wait(state.v)
+        rings.v.warps_wait(state.v)
         turn_wait(wg, config)
         o = start_output(state, value_tile(ctx, state.v), config)
         if not config.overlaps:
@@ -97,7 +94,7 @@ def attend_role(ctx, wg: gl.constexpr):
 
 
 @gluon.jit
-def first_tile(ctx, s, tile, span, wg: gl.constexpr, k_state, v_state):
+def first_tile(ctx, s, tile, span, wg, k_state, v_state):
     """Softmax of a tile's first scores."""
     config: gl.constexpr = ctx.config
     s = visible_scores(ctx, s, tile, span.key_tile(0), span.masked > 0, wg)
@@ -130,26 +127,26 @@ def step_softmax(ctx, state, s):
 
 
 @gluon.jit
-def advance(ctx, state, tile, queries, span, i, wg: gl.constexpr):
+def advance(ctx, state, tile, queries, span, i, wg):
     """Key tile number `i` >= 1: start Q·K(i) and P·V(i-1), then the softmax of i beside P·V(i-1). The last Q·K of a
     tile releases its queries."""
     config: gl.constexpr = ctx.config
     scales = key_block_scales(ctx, tile, span.key_tile(i))
     if config.overlaps:
-        ctx.rings.k.consumer_wait(state.k)
+        ctx.rings.k.warps_wait(state.k)
         turn_wait(wg, config)
         s = start_scores(queries.q, key_tile(ctx, state.k), config)
-        ctx.rings.v.consumer_wait(state.v)
+        ctx.rings.v.warps_wait(state.v)
         o = start_output(state, value_tile(ctx, state.v), config)
         turn_pass(wg, config)
         s = warpgroup_mma_wait(len(config.v_parts), deps=(s,))
     else:
-        ctx.rings.v.consumer_wait(state.v)
+        ctx.rings.v.warps_wait(state.v)
         turn_wait(wg, config)
         o = start_output(state, value_tile(ctx, state.v), config)
         o = wait_columns(0, o, state.p)
         ctx.rings.v.consumer_release(state.v)
-        ctx.rings.k.consumer_wait(state.k)
+        ctx.rings.k.warps_wait(state.k)
         s = start_scores(queries.q, key_tile(ctx, state.k), config)
         turn_pass(wg, config)
         s = warpgroup_mma_wait(0, deps=(s,))
@@ -271,7 +268,7 @@ def operand(p, cols: gl.constexpr, config: gl.constexpr):
 
 
 @gluon.jit
-def query_tile(ctx, q_state, tile, wg: gl.constexpr):
+def query_tile(ctx, q_state, tile, wg):
     """This warpgroup's [64, D] queries of `tile` in a slot of the Q ring; its last parts in registers."""
     config: gl.constexpr = ctx.config
     slot = ctx.rings.q.tile(q_state, wg)
@@ -303,14 +300,15 @@ def value_tile(ctx, v_state):
 
 
 @gluon.jit
-def turn_wait(wg: gl.constexpr, config: gl.constexpr):
+def turn_wait(wg, config: gl.constexpr):
     """Wait for this warpgroup's turn to issue to the tensor core."""
     if config.take_turns:
-        gl.inline_asm(turn_asm("sync", wg))
+        gl.inline_asm(turn_asm("sync"), "r", [gl.to_tensor(TURNS + wg)])
 
 
 @gluon.jit
-def turn_pass(wg: gl.constexpr, config: gl.constexpr):
+def turn_pass(wg, config: gl.constexpr):
     """Pass the turn to the next warpgroup."""
     if config.take_turns:
-        gl.inline_asm(turn_asm("arrive", (wg + 1) % config.consumers))
+        following = gl.where(wg == config.consumers - 1, 0, wg + 1)
+        gl.inline_asm(turn_asm("arrive"), "r", [TURNS + following])

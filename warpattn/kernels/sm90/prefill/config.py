@@ -194,6 +194,17 @@ class SM90Config(KeyTileSizes, EightBitSizes):
     def out_bytes(self) -> int:
         return (4 if self.split else self.out.bytes) * self.block_m * sum(self.store_parts)
 
+    def shares_code(self, masked: bool) -> bool:
+        """Whether one copy of the loop over tiles is faster for all warpgroups than one for each (bench/notes.md, 215).
+
+        It is where the loop is long because of a mask, and where short rows leave it often. Else warpgroups may fall into
+        step, and use the tensor core and the ordinary units at the same time: two without turns do in wide heads, and
+        three without a mask.
+        """
+        if masked:
+            return self.take_turns or self.consumers > 2
+        return self.take_turns and (self.consumers == 2 or not self.overlaps)
+
     @property
     def max_registers(self) -> int:
         """Registers a thread at launch, so that `ctas` blocks fit on an SM."""

@@ -18,7 +18,7 @@ from .packed_rows import row_heads, row_sinks, row_tokens
 
 
 @gluon.jit
-def store_output(ctx, o, softmax, tile, wg: gl.constexpr):
+def store_output(ctx, o, softmax, tile, wg):
     """Write O [64, Dv] of `tile`, in parts, and, with `has_lse`, LSE [64]; TMA clips rows and columns past the end."""
     config: gl.constexpr = ctx.config
     factor, lse = finish(ctx, softmax, tile)
@@ -69,7 +69,7 @@ def store_lse(ctx, lse, tile, row):
 
 
 @gluon.jit
-def store_columns(ctx, o, tile, wg: gl.constexpr):
+def store_columns(ctx, o, tile, wg):
     """O [64, Dv]: all parts at once, or where shared memory is short one block of columns after the other; the first
     columns go last, as they have the link of a tile that is left to recompute.py."""
     config: gl.constexpr = ctx.config
@@ -88,7 +88,7 @@ def store_columns(ctx, o, tile, wg: gl.constexpr):
 
 
 @gluon.jit
-def store_block(ctx, parts, tile, row, column, wg: gl.constexpr, seen, first: gl.constexpr = True):
+def store_block(ctx, parts, tile, row, column, wg, seen, first: gl.constexpr = True):
     """Some columns of O through the staging tile, after TMA has read the tile's previous contents; `first`: with the
     first one. Returns what was seen in them and before, see nonfinite.py."""
     config: gl.constexpr = ctx.config

@@ -9,11 +9,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+from ...nvidia.opaque import hide_from_compiler
 from ...pieces.modifiers import modifiers
 from ...pieces.scales import softmax_scale
 from ...pieces.scheduler import TILE_FIELDS, Work
 from ...pieces.scheduler_split import SPLIT_TILE_FIELDS, SplitWork
-from .attend import attend_role
+from .attend import attend_role, turn_pass
 from .context import LEFT, Context, KeyRows, Tensors, make_rings
 from .eight_bit.convert import convert_role
 from .eight_bit.rings import ValueColumns
@@ -24,8 +25,16 @@ from .recompute import end_role, recompute_tiles
 
 
 @gluon.jit
-def attend(ctx, wg: gl.constexpr):
-    """A warpgroup's tiles, and at their end, under a mask, the outputs of those that it has left to recompute.py."""
+def attend(ctx, number: gl.constexpr):
+    """A warpgroup's tiles, and at their end, under a mask, the outputs of those that it has left to recompute.py.
+
+    The compiler may not know the warpgroup's number, so that all of them get equal code; then one copy of it is enough
+    (runtime/shared_code).
+    """
+    config: gl.constexpr = ctx.config
+    wg = hide_from_compiler(number)
+    if number == config.consumers - 1:
+        turn_pass(number, config)
     attend_role(ctx, wg)
     if recomputes(ctx.config, ctx.mods.keep):
         end_role(ctx, wg)

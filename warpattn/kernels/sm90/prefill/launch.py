@@ -10,7 +10,7 @@ import torch
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Features, Operands, modifier_args, programs
+from warpattn.problem.operands import Features, Operands, is_masked, modifier_args, programs
 from warpattn.problem.scales import call_scales
 from warpattn.sequences import Sequence
 
@@ -68,6 +68,7 @@ def attention_launch(
     return Launch(
         "sm90.prefill", "sm90", (config, features.key), source, options(config), choice.grid, args,
         persistent=True, tile_counter="counter_ptr", l2_promotion=256,
+        shared_code=config.shares_code(is_masked(problem)),
     )  # fmt: skip
 
 

@@ -94,7 +94,7 @@ class LeftTile:
 
 
 @gluon.jit
-def end_role(ctx, wg: gl.constexpr):
+def end_role(ctx, wg):
     """At the end of a warpgroup's tiles: the outputs of those that it has left are in memory, where `recompute_tile`
     reads them."""
     if peek(ctx.rings.left.index(wg)) >= 0:

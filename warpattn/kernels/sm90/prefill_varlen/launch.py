@@ -12,7 +12,7 @@ from warpattn.kernels.pieces.scheduler_sizes import ORDER_WARPS, PROGRAM_BLOCKS,
 from warpattn.problem import CheckedCall
 from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Features, Operands, modifier_args, programs
+from warpattn.problem.operands import Features, Operands, is_masked, modifier_args, programs
 from warpattn.problem.scales import call_scales
 from warpattn.sequences import PagedKV, PagedRagged, Ragged
 
@@ -111,7 +111,10 @@ def attention_launch(
         return prefill_varlen_source(args, config, features)
 
     key, options = (config, features.key), compile_options()
-    return Launch("sm90.prefill_varlen", "sm90", key, source, options, choice.grid, args, persistent=True)
+    return Launch(
+        "sm90.prefill_varlen", "sm90", key, source, options, choice.grid, args,
+        persistent=True, shared_code=config.tiles.shares_code(is_masked(problem)),
+    )  # fmt: skip
 
 
 def _lengths(sequence: Layout) -> tuple[Tensor | None, Tensor]:

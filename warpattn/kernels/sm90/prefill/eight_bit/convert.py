@@ -222,7 +222,7 @@ def token_scale(ctx, rows, tile, at, there, block=0):
 
 
 @gluon.jit
-def fp16_queries(ctx, slot, parts, tile, q_state, wg: gl.constexpr):
+def fp16_queries(ctx, slot, parts, tile, q_state, wg):
     """A warpgroup's queries of `tile`, `parts` of its `slot`, as fp16 operands in the same place."""
     if tile.row >= 0:
         if ctx.config.widens_queries:
@@ -233,7 +233,7 @@ def fp16_queries(ctx, slot, parts, tile, q_state, wg: gl.constexpr):
 
 
 @gluon.jit
-def make_fractions(ctx, tile, q_state, wg: gl.constexpr):
+def make_fractions(ctx, tile, q_state, wg):
     """A warpgroup's queries of bf16, parts of [64, D] in a slot, over themselves as fp16 fractions of a power of two,
     which goes to its place beside the ring."""
     top = largest(tile, False)
@@ -252,7 +252,7 @@ def make_fractions(ctx, tile, q_state, wg: gl.constexpr):
 
 
 @gluon.jit
-def widen_queries(ctx, slot, tile, q_state, wg: gl.constexpr):
+def widen_queries(ctx, slot, tile, q_state, wg):
     """A warpgroup's queries of 8 bits, in the first halves of the parts of its tile in a slot, over themselves as fp16.
     Scales of its tokens go to their place beside the ring."""
     config: gl.constexpr = ctx.config
@@ -267,7 +267,7 @@ def widen_queries(ctx, slot, tile, q_state, wg: gl.constexpr):
 
 
 @gluon.jit
-def query_scales(ctx, tile, wg: gl.constexpr):
+def query_scales(ctx, tile, wg):
     """Scales [64] of a warpgroup's rows; those past the last token have the scale of it."""
     config: gl.constexpr = ctx.config
     rows = ctx.scales.q

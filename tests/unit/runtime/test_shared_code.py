@@ -1,0 +1,123 @@
+"""One copy of a loop that several roles have: every role of the shared text does what it did, told from its PTX."""
+
+import re
+from functools import cache
+
+import pytest
+
+pytest.importorskip("triton")
+
+from tests.launches import small_call
+from tests.ptx_paths import Run, roles
+from tests.unit.kernels.sm90_builds import chosen
+from warpattn.kernels.sm90.prefill.launch import attention_launch
+from warpattn.machine_code.sass import opcode_counts
+from warpattn.masks import Causal, SlidingWindow
+from warpattn.problem.arch import triton_target
+from warpattn.runtime.compiler import compiled
+from warpattn.runtime.shared_code import share_loops
+
+MOVE = re.compile(r"^\tmov\.\w+ \t(%[a-z]+\d+), (%[a-z]+\d+);$")
+SHAPES = {  # batch, queries, keys, heads, key heads, head dim, mask: warpgroups
+    "two": ((16, 1024, 1024, 16, 16, 128, Causal()), 2),
+    "three": ((1, 16384, 16384, 32, 32, 64, Causal()), 3),
+    "four, of packed heads": ((4, 8192, 8192, 64, 8, 64, SlidingWindow(128)), 4),
+}
+CASES = [name if name == "two" else pytest.param(name, marks=pytest.mark.full) for name in SHAPES]
+
+
+@cache
+def launch_of(name: str):
+    """The launch of a shape's kernel."""
+    (*sizes, heads, heads_kv, dim, mask), _ = SHAPES[name]
+    choice = chosen(*sizes, heads, heads_kv, dim, mask)
+    call = small_call("sm90", (dim, dim), choice.config.element, heads=(heads, heads_kv), modifiers=(mask, None))
+    return attention_launch(*call, choice)
+
+
+@cache
+def texts(name: str) -> tuple[str, str]:
+    """The PTX of a shape's kernel as Triton makes it, and with one copy of its loop."""
+    import triton
+
+    launch = launch_of(name)
+    kernel = triton.compile(launch.source(), target=triton_target("sm90"), options=launch.options)
+    plain = kernel.asm["ptx"]
+    return plain, share_loops(plain)
+
+
+def events(ptx: str) -> list[list[str]]:
+    """Of every role, in runs that take different ways."""
+    return [Run(ptx, role, seed).events for role in roles(ptx) for seed in range(4)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_roles_do_what_they_did(name):
+    plain, shared = texts(name)
+    warpgroups = SHAPES[name][1]
+    assert len(roles(plain)) == warpgroups + 3  # one is the first warps', one loads; the dispatch has two more entries
+    products = [text.count("wgmma.mma_async") for text in (plain, shared)]
+    assert shared.count("%shared_role, 128;") == 3 and products[1] < products[0]
+    before, after = events(plain), events(shared)
+    assert before == after and sum(map(len, before)) > 500
+
+
+def test_a_value_that_is_another_is_noticed():
+    """So the comparison above has eyes: what a copy moves into the loop, and its role's number."""
+    plain, shared = texts("two")
+    expected, lines = events(plain), shared.splitlines()
+    enter = lines.index("$L__shared_enter:")
+    moves = [i for i, line in enumerate(lines[:enter]) if MOVE.match(line)]
+    number = next(i for i, line in enumerate(lines) if re.match(r"\tmov\.b32 \t%shared_role, [1-9]", line))
+    missing = ["\n".join(lines[:i] + lines[i + 1 :]) for i in (*moves[::9], number)]
+    noticed = [events(text) != expected for text in missing]
+    assert noticed[-1] and sum(noticed) > 5  # registers that a loop writes before it reads them are moved, too
+
+
+def test_a_launch_is_compiled_with_one_copy():
+    kernel, (plain, shared) = compiled(launch_of("two")), texts("two")
+    assert launch_of("two").shared_code and kernel.asm["ptx"] == shared
+    products = opcode_counts(kernel.asm["cubin"])["HGMMA"]
+    assert products == shared.count("wgmma.mma_async") < plain.count("wgmma.mma_async")
+
+
+def small(barriers: tuple[str, str], second: str = "add.s32 \t%r{y}, %r{x}, 1;", length: int = 320) -> str:
+    """A kernel of two roles with a loop each: register %r1 counts in the first, %r2 in the second."""
+    body = []
+    for role, (barrier, register) in enumerate(zip(barriers, (1, 2), strict=True)):
+        form = second if role else "add.s32 \t%r{y}, %r{x}, 1;"
+        sums = [f"\t{form.format(x=register, y=register)}"] * length
+        body += [f"$L__BB0_{role + 1}0:", f"\tmov.b32 \t%r{register}, {7 + role};", f"$L__BB0_{role + 1}1:"]
+        body += [f"\tbar.sync \t{barrier}, 128;", *sums, f"\tsetp.lt.s32 \t%p{register}, %r{register}, %r9;"]
+        body += [f"\t@%p{register} bra \t$L__BB0_{role + 1}1;"]
+        body += [f"$L__BB0_{role + 1}2:", f"\tst.shared.b32 \t[%r9], %r{register};", "\tret;"]
+    begin = ["JTI0_0:", "\t.branchtargets", "\t\t$L__BB0_20,", "\t\t$L__BB0_20;", "\tmov.u32 \t%r9, %tid.x;"]
+    begin += ["\tsetp.lt.s32 \t%p9, %r9, 4;", "\t@!%p9 bra \t$L__BB0_9;", "\tbra.uni \t$L__BB0_10;", "$L__BB0_9:"]
+    head = ["{", "\t.reg .pred \t%p<10>;", "\t.reg .b32 \t%r<10>;", "$L__func_begin0:", *begin, "\tbrx.idx \t%r9, JTI0_0;"]
+    return "\n".join([*head, *body, "$L__func_end0:", "}"]) + "\n"
+
+
+def test_small_loops_become_one():
+    text = small(("0", "2"))
+    shared = share_loops(text)
+    assert shared.count("add.s32") == 320 and text.count("add.s32") == 640
+    assert [Run(shared, role, 1).events for role in (-1, 0)] == [Run(text, role, 1).events for role in (-1, 0)]
+    assert Run(text, 0, 1).events != Run(text, -1, 1).events
+
+
+@pytest.mark.parametrize(
+    "text",
+    [small(("0", "2"), "add.s32 \t%r{y}, %r{x}, 2;"),  # another constant
+     small(("0", "2"), "sub.s32 \t%r{y}, %r{x}, 1;"),  # another operation
+     small(("0", "2"), "add.s32 \t%r{y}, %r9, 1;"),  # a register of another use
+     small(("0", "0")),  # one barrier for two roles
+     small(("0", "2"), length=40)],  # not worth it
+    ids=["constant", "operation", "register", "barrier", "short"],
+)  # fmt: skip
+def test_loops_that_differ_stay(text):
+    assert share_loops(text) == text
+
+
+def test_an_empty_function_has_no_loops():
+    text = "{\n$L__func_begin0:\n\tret;\n$L__func_end0:\n}\n"
+    assert share_loops(text) == text

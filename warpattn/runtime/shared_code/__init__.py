@@ -1,0 +1,20 @@
+"""One copy of code for warpgroups that do the same, made in the PTX of a compiled kernel.
+
+Triton compiles every role of `warp_specialize` by itself, so two warpgroups of one role's code get two copies of it.
+An SM's instruction cache does not hold both beside the masked tiles and the loading warp: kernels of short rows waited
+for instructions up to a tenth of their time (bench/notes.md, 213). Here the second copy goes, and its warpgroup enters
+the first one's loop:
+
+    role 0 ──▶ its first product ──▶ loop over tiles ──▶ end of role 0
+    role 1 ──▶ its first product ───▲               └──▶ end of role 1
+
+    ptx.py     lines, basic blocks and loops of a kernel
+    equal.py   loops that are the same up to the names of registers, and how they begin with the same registers
+    join.py    the text with one of them
+
+    share_loops(ptx)   the text with each such loop once; the same text where there is none
+"""
+
+from .join import share_loops
+
+__all__ = ["share_loops"]
