@@ -31,6 +31,7 @@ TURNS = gl.constexpr(12)  # named barriers of the warpgroups' turns begin here; 
 
 
 @gluon.constexpr_function
-def turn_asm(action):
-    """PTX for `action`, "sync" or "arrive", on a named barrier where two warpgroups meet."""
-    return f"bar.{action} $0, 256;"
+def turn_asm(action, turn=None):
+    """PTX for `action`, "sync" or "arrive", on the named barrier of a turn, where two warpgroups meet; without `turn`
+    its number is an operand."""
+    return f"bar.{action} {'$0' if turn is None else TURNS.value + turn}, 256;"
