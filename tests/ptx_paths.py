@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Iterator
 
 from warpattn.runtime.shared_code.ptx import BEGIN, END, NOTE, code
 
@@ -16,10 +17,12 @@ REGISTER = re.compile(r"%[a-z_]+\d*\b")
 BRANCH = re.compile(r"^(?:@(?P<not>!?)(?P<guard>%\w+)\s+)?bra(?:\.uni)?\s+(?P<to>\$L__\w+);")
 INSTRUCTION = re.compile(r"^(?:@!?(?P<guard>%\w+)\s+)?(?P<name>[\w.:]+)\s*(?P<operands>[^;]*);")
 FIRST = re.compile(r"^(\{[^}]*\}|[^,]*),?(.*)$", re.S)
-NOTHING_WRITTEN = re.compile(r"^(?:st|red|bar|barrier|mbarrier|cp|fence|membar|setmaxnreg|prefetch|griddepcontrol|wgmma\.(?:fence|"
-                             r"commit|wait))\b")  # fmt: skip
+NOTHING_WRITTEN = re.compile(
+    r"^(?:st|red|bar|barrier|mbarrier|cp|fence|membar|setmaxnreg|prefetch|griddepcontrol|wgmma\.(?:fence|commit|wait))\b"
+)
 ACTS = re.compile(NOTHING_WRITTEN.pattern + r"|^(?:ld\.(?!param)|atom|wgmma)")
 SUMS = re.compile(r"^wgmma\.mma\S+ \{[^}]*\}, (?:\{[^}]*\}|%\w+), %\w+, (?!0,)")  # reads what it writes
+LOCAL = re.compile(r"\.reg \.\w+ ([a-z]\w*(?:, [a-z]\w*)*);")
 PLAIN = {"%tid", "%ctaid", "%nctaid"}  # read-only
 STEPS = 40_000  # instructions of a run at most
 
@@ -29,7 +32,7 @@ class Run:
 
     def __init__(self, ptx: str, role: int, seed: int) -> None:
         lines = ptx[ptx.index(BEGIN) : ptx.index(END)].splitlines()[1:]
-        self.texts = [code(line) for line in lines]
+        self.texts = [text for line in _with_local_registers(lines) for text in _split(line)]
         self.labels = {x[1]: i for i, text in enumerate(self.texts) if (x := re.match(r"^(\$L__\w+):", text))}
         table = re.search(r"\.branchtargets\s+([^;]*);", ptx)
         assert table
@@ -100,6 +103,29 @@ class Run:
         for i, register in enumerate(REGISTER.findall(written)):
             before = (found["guard"], self.number(found["guard"]), self.number(register)) if found["guard"] else ()
             self.numbers[register] = zlib.crc32(f"{number} {i} {before}".encode()) if i or before else number
+
+
+def _split(text: str) -> list[str]:
+    """The instructions of a line; assembly has several."""
+    if not text.startswith("{ "):
+        return [text]
+    return [f"{part.strip()};" for part in text.strip("{} ").split(";") if part.strip()]
+
+
+def _with_local_registers(lines: list[str]) -> Iterator[str]:
+    """Lines without comments, in which registers that assembly declares have names like others."""
+    local: list[str] = []
+    for line in lines:
+        text = code(line)
+        if text.startswith("{"):
+            local = []
+        if "{" in text or (text.startswith(".reg") and "<" not in text):
+            local += [name for names in LOCAL.findall(text) for name in names.split(", ")]
+        for name in local:
+            text = re.sub(rf"(?<![\w.%$]){name}(?![\w.:])", f"%local_{name}", text)
+        if text.startswith("}"):
+            local = []
+        yield text
 
 
 def roles(ptx: str) -> range:

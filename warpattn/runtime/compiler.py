@@ -66,7 +66,7 @@ def with_shared_code(kernel: Any, chip: Any, launch: Launch) -> Any:
 
     text = share_loops(kernel.asm["ptx"])
     if text != kernel.asm["ptx"]:
-        backend = make_backend(chip)
+        backend: Any = make_backend(chip)
         cubin = backend.make_cubin(text, {}, backend.parse_options(dict(launch.options)), chip.arch)
         kernel.asm |= {"ptx": text, "cubin": cubin}
     return kernel

@@ -19,12 +19,13 @@ def share_loops(ptx: str) -> str:
     The other roles' warps enter that copy with their values in its registers, and leave it for what follows their own.
     The text is returned as it is where no two loops are equal."""
     kernel = Kernel(ptx)
-    for loops in sorted(same_loops(kernel), key=lambda group: -len(group[0].blocks)):
-        try:
-            return "\n".join(_joined(kernel, *loops)) + "\n"
-        except Different:
-            continue
-    return ptx
+    groups = same_loops(kernel)
+    if not groups:
+        return ptx
+    try:
+        return "\n".join(_joined(kernel, *max(groups, key=lambda group: len(group[0].blocks)))) + "\n"
+    except Different:
+        return ptx
 
 
 def _joined(kernel: Kernel, first: Loop, *others: Loop) -> list[str]:
@@ -102,5 +103,3 @@ def _entrances(kernel: Kernel, loop: Loop) -> list[int]:
 def _falls_in(kernel: Kernel, loop: Loop) -> bool:
     """Whether the block before a loop may fall into it."""
     return loop.blocks[0] > 0 and kernel.blocks[loop.blocks[0] - 1].falls
-
-

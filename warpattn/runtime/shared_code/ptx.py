@@ -94,9 +94,9 @@ class Kernel:
         found: dict[str, list[int]] = {}
         for i, line in enumerate(self.lines):
             text = code(line)
-            for register in REGISTER.findall(text if text.startswith("@") else text.split("}")[0].split(";")[0]):
-                if text.startswith("@") or register in _results(text):
-                    found.setdefault(register, []).append(i)
+            several = text.startswith(("@", "{"))  # a guard, or assembly with more than one instruction
+            for register in REGISTER.findall(text) if several else _results(text):
+                found.setdefault(register, []).append(i)
         return found
 
     def loops(self) -> list[Loop]:

@@ -194,14 +194,20 @@ class SM90Config(KeyTileSizes, EightBitSizes):
     def out_bytes(self) -> int:
         return (4 if self.split else self.out.bytes) * self.block_m * sum(self.store_parts)
 
-    def shares_code(self, masked: bool) -> bool:
+    def shares_code(self, masked: bool, long: bool = False) -> bool:
         """Whether one copy of the loop over tiles is faster for all warpgroups than one for each (bench/notes.md, 215).
+        `long`: rows see thousands of keys, so that what comes between the loops over keys does not matter.
 
         It is where a mask makes the loop long, where products do not overlap, and for four warpgroups. Else warpgroups
         may fall into step, and use the tensor core and the ordinary units at the same time: without a mask they were up
-        to 7 % slower, and without turns, in wide heads, 14 %.
+        to 7 % slower, and in long rows 2 %.
         """
-        return self.consumers > 3 or (self.take_turns and (masked or not self.overlaps))
+        return self.alike and (self.consumers > 3 or (not long and (masked or not self.overlaps)))
+
+    @property
+    def alike(self) -> bool:
+        """Whether warpgroups may share code at all: two without turns, in wide heads, were 14 % slower for it."""
+        return self.take_turns or self.consumers > 3
 
     @property
     def max_registers(self) -> int:

@@ -28,11 +28,11 @@ from .recompute import end_role, recompute_tiles
 def attend(ctx, number: gl.constexpr):
     """A warpgroup's tiles, and at their end, under a mask, the outputs of those that it has left to recompute.py.
 
-    The compiler may not know the warpgroup's number, so that all of them get equal code; then one copy of it is enough
-    (runtime/shared_code).
+    The compiler may not know the warpgroup's number where all of them are to get equal code, so that one copy of it is
+    enough (runtime/shared_code).
     """
     config: gl.constexpr = ctx.config
-    wg = hide_from_compiler(number)
+    wg = hide_from_compiler(number) if config.alike else number
     if number == config.consumers - 1:
         turn_pass(number, config)
     attend_role(ctx, wg)

@@ -10,7 +10,7 @@ import torch
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Features, Operands, is_masked, modifier_args, programs
+from warpattn.problem.operands import Features, Operands, is_masked, modifier_args, programs, sees_first_keys
 from warpattn.problem.scales import call_scales
 from warpattn.sequences import Sequence
 
@@ -21,6 +21,7 @@ from .config import SM90Config, pad_dim
 from .eight_bit.transpose_launch import transposed
 
 OPTIONS = compile_options()
+LONG_ROWS = 16384  # keys from which on rows of a triangle are long, see `SM90Config.shares_code`
 
 
 def list_launches(
@@ -65,10 +66,10 @@ def attention_launch(
 
         return prefill_source(args, config, features)
 
+    shared = config.shares_code(is_masked(problem), sees_first_keys(problem) and problem.seq_k >= LONG_ROWS)
     return Launch(
-        "sm90.prefill", "sm90", (config, features.key), source, options(config), choice.grid, args,
-        persistent=True, tile_counter="counter_ptr", l2_promotion=256,
-        shared_code=config.shares_code(is_masked(problem)),
+        "sm90.prefill", "sm90", (config, features.key, shared), source, options(config), choice.grid, args,
+        persistent=True, tile_counter="counter_ptr", l2_promotion=256, shared_code=shared,
     )  # fmt: skip
 
 

@@ -110,10 +110,10 @@ def attention_launch(
 
         return prefill_varlen_source(args, config, features)
 
-    key, options = (config, features.key), compile_options()
+    shared = config.tiles.shares_code(is_masked(problem))
     return Launch(
-        "sm90.prefill_varlen", "sm90", key, source, options, choice.grid, args,
-        persistent=True, shared_code=config.tiles.shares_code(is_masked(problem)),
+        "sm90.prefill_varlen", "sm90", (config, features.key, shared), source, compile_options(), choice.grid, args,
+        persistent=True, shared_code=shared,
     )  # fmt: skip
 
 
