@@ -66,7 +66,7 @@ def wgmmas(config: SM90Config) -> int:
     has its own for one of them."""
     scores = config.padded_qk // config.depth
     outputs = config.block_n // config.depth * len(config.v_parts)
-    again = scores + config.block_n // config.depth * len(recomputed_blocks(config)) if config.recomputes else 0
+    again = scores + config.block_n // config.depth * len(recomputed_blocks(config))
     return config.consumers * (3 * scores + 2 * outputs) + again
 
 

@@ -17,7 +17,6 @@ from .attend import attend_role
 from .context import LEFT, Context, KeyRows, Tensors, make_rings
 from .eight_bit.convert import convert_role
 from .eight_bit.rings import ValueColumns
-from .epilogue import recomputes
 from .load import load_role
 from .nonfinite import poke
 from .recompute import end_role, recompute_tiles
@@ -27,7 +26,7 @@ from .recompute import end_role, recompute_tiles
 def attend(ctx, wg: gl.constexpr):
     """A warpgroup's tiles, and at their end, under a mask, the outputs of those that it has left to recompute.py."""
     attend_role(ctx, wg)
-    if recomputes(ctx.config, ctx.mods.keep):
+    if ctx.mods.keep is not None:
         end_role(ctx, wg)
 
 
@@ -101,7 +100,7 @@ def work_of(shape, config: gl.constexpr):
 def start_roles(ctx):
     """Run every role in its warps; the topology lists them in this order."""
     workers: gl.constexpr = ctx.config.topology.workers
-    if recomputes(ctx.config, ctx.mods.keep):
+    if ctx.mods.keep is not None:
         for wg in gl.static_range(LEFT):
             poke(ctx.rings.left.index(wg), -1)
     first: gl.constexpr = 0 if ctx.config.converts else 1
@@ -111,5 +110,5 @@ def start_roles(ctx):
         workers.warps,
         workers.registers,
     )
-    if recomputes(ctx.config, ctx.mods.keep):
+    if ctx.mods.keep is not None:
         recompute_tiles(ctx)

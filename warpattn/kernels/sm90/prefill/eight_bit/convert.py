@@ -79,6 +79,13 @@ def convert_scaled_keys(ctx, k_state, v_state, tile, span):
 def convert_scaled(ctx, state, scales):
     """A tile of keys, and the scales of its keys and values."""
     ctx.rings.k_in.wait(state)
+    store_scales(ctx, state, scales)
+    return convert_arrived(ctx, ctx.rings.k_in, state)
+
+
+@gluon.jit
+def store_scales(ctx, state, scales):
+    """Scales of the keys and values of a tile to their places beside the ring."""
     if has_row_scale(ctx.config, "k"):
         ctx.rings.scales.k.index(state.index).store(scales.k)
     if has_row_scale(ctx.config, "v"):
@@ -87,7 +94,6 @@ def convert_scaled(ctx, state, scales):
         store_ratios(ctx.rings.scales.k, state, scales.k)
     if ctx.config.eight_bit.columns("v") > 0:
         store_blocks(ctx.rings.scales.v, state, scales.v)
-    return convert_arrived(ctx, ctx.rings.k_in, state)
 
 
 @gluon.jit
@@ -119,6 +125,15 @@ def convert(ctx, slots, state):
 @gluon.jit
 def convert_arrived(ctx, slots, state):
     """A tile that has arrived, in 16 bits."""
+    convert_columns(ctx, slots, state)
+    fence_async_shared()
+    slots.ring.producer_commit(state)
+    return state.step()
+
+
+@gluon.jit
+def convert_columns(ctx, slots, state):
+    """Each part of a tile that has arrived, in 16 bits."""
     config: gl.constexpr = slots.config
     widths: gl.constexpr = config.parts[slots.number]
     narrow = as_matrices(slots.tile(state), config.block_n, widths)
@@ -134,9 +149,16 @@ def convert_arrived(ctx, slots, state):
     else:
         for part in gl.static_range(len(wide)):
             convert_part(narrow[part], wide[part], widths[part])
+
+
+@gluon.jit
+def convert_alone(ctx, slots, state, tile, span, i):
+    """Key tile number `i` of a span, which has arrived, in 16 bits, and its scales, by the warpgroup that reads it."""
+    if by_token(slots.config):
+        store_scales(ctx, state, load_scales(ctx, tile, span, scale_places(ctx, tile, span, i), i))
+    convert_columns(ctx, slots, state)
     fence_async_shared()
-    slots.ring.producer_commit(state)
-    return state.step()
+    gl.barrier()
 
 
 @gluon.jit
@@ -222,7 +244,7 @@ def token_scale(ctx, rows, tile, at, there, block=0):
 
 
 @gluon.jit
-def fp16_queries(ctx, slot, parts, tile, q_state, wg: gl.constexpr):
+def fp16_queries(ctx, slot, parts, tile, q_state, wg):
     """A warpgroup's queries of `tile`, `parts` of its `slot`, as fp16 operands in the same place."""
     if tile.row >= 0:
         if ctx.config.widens_queries:
@@ -233,7 +255,7 @@ def fp16_queries(ctx, slot, parts, tile, q_state, wg: gl.constexpr):
 
 
 @gluon.jit
-def make_fractions(ctx, tile, q_state, wg: gl.constexpr):
+def make_fractions(ctx, tile, q_state, wg):
     """A warpgroup's queries of bf16, parts of [64, D] in a slot, over themselves as fp16 fractions of a power of two,
     which goes to its place beside the ring."""
     top = largest(tile, False)
@@ -252,7 +274,7 @@ def make_fractions(ctx, tile, q_state, wg: gl.constexpr):
 
 
 @gluon.jit
-def widen_queries(ctx, slot, tile, q_state, wg: gl.constexpr):
+def widen_queries(ctx, slot, tile, q_state, wg):
     """A warpgroup's queries of 8 bits, in the first halves of the parts of its tile in a slot, over themselves as fp16.
     Scales of its tokens go to their place beside the ring."""
     config: gl.constexpr = ctx.config
@@ -267,7 +289,7 @@ def widen_queries(ctx, slot, tile, q_state, wg: gl.constexpr):
 
 
 @gluon.jit
-def query_scales(ctx, tile, wg: gl.constexpr):
+def query_scales(ctx, tile, wg):
     """Scales [64] of a warpgroup's rows; those past the last token have the scale of it."""
     config: gl.constexpr = ctx.config
     rows = ctx.scales.q

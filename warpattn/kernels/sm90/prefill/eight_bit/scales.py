@@ -18,7 +18,7 @@ ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))  # one number in every
 
 
 @gluon.jit
-def of_tile(ctx, tile, q_state, wg: gl.constexpr):
+def of_tile(ctx, tile, q_state, wg):
     """The context with the scales of a tile's keys and queries, and the power of these, as part of the softmax
     scale."""
     config: gl.constexpr = ctx.config
@@ -41,7 +41,7 @@ def of_tile(ctx, tile, q_state, wg: gl.constexpr):
 
 
 @gluon.jit
-def factors_of(ctx, q_state, wg: gl.constexpr):
+def factors_of(ctx, q_state, wg):
     """Factors of a warpgroup's scores, of a slot of queries: a power of two, or scales of all rows."""
     return ctx.rings.factors.index(q_state.index * ctx.config.consumers + wg)
 
@@ -72,7 +72,7 @@ def key_block_scales(ctx, tile, key_tile):
 
 
 @gluon.jit
-def scaled_scores(ctx, s, of_blocks, k_state, q_state, wg: gl.constexpr):
+def scaled_scores(ctx, s, of_blocks, k_state, q_state, wg):
     """Scores [64, N] times their keys' and queries' scales, where tokens or blocks of them have some."""
     layout: gl.constexpr = s.type.layout
     if ctx.config.products:
