@@ -36,7 +36,7 @@ from warpattn.sim.saved import SavedMemory
 
 pytestmark = pytest.mark.full
 
-ALONE = ("ttng.wait_barrier", "rows.load(ctx, alone, state, left.tile", "one warpgroup uses its slots one at a time")
+ALONE = ("ttng.wait_barrier", "rows.load(ctx, arriving, state, left.tile", "one warpgroup uses its slots one at a time")
 EMPTY = ("ttng.init_barrier", "mbarrier.init(bars.index(i), count=1)", "barriers of empty slots, as above")
 reason = reviewed([*SM90_PREFILL, FIRST, TURN, ALONE, EMPTY])
 
@@ -55,7 +55,8 @@ class Case:
         q, k, v = (torch.randn(1, rows, 1, 64).half() for rows in (self.queries, self.keys, self.keys))
         v[:, self.keys - self.hidden :] = float("nan")
         if self.stored:
-            return self.launch_of_8_bits(in_eight_bits(Inputs(q, k, v), self.stored, torch.float8_e4m3fn))
+            wide = Inputs(*(x.bfloat16() for x in (q, k, v)))
+            return self.launch_of_8_bits(in_eight_bits(wide, self.stored, torch.float8_e4m3fn))
         ready = validate(Call(q, k, v, Dense(), self.mask, None, None, None, True, None, "simulate:sm90"))
         problem = ready.problem
         config, _ = choose_config(problem.element, problem.dim_qk, problem.dim_v, problem.seq_q, is_masked(problem))
