@@ -183,7 +183,7 @@ def wrong(arch: str, drawn: Drawn) -> str:
     x = built(arch, drawn)
     result = attend(x, f"simulate:{arch}")
     if drawn.how in SPOILS and drawn.how != "as drawn":
-        return unlike(result, x, bound_of(drawn.case, drawn.stored))
+        return unlike(result, _multiplied(arch, drawn, x), bound_of(drawn.case, drawn.stored))
     return unlike_clean(arch, drawn, x, result)
 
 

@@ -38,7 +38,8 @@ pytestmark = pytest.mark.full
 
 ALONE = ("ttng.wait_barrier", "rows.load(ctx, arriving, state, left.tile", "one warpgroup uses its slots one at a time")
 EMPTY = ("ttng.init_barrier", "mbarrier.init(bars.index(i), count=1)", "barriers of empty slots, as above")
-reason = reviewed([*SM90_PREFILL, FIRST, TURN, ALONE, EMPTY])
+WIDENED = ("ttng.fence_async_shared", "queries = multiplied_queries(", "that of the keys follows before any product")
+reason = reviewed([*SM90_PREFILL, FIRST, TURN, ALONE, EMPTY, WIDENED])
 
 
 @dataclass(frozen=True)
