@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import warpattn as wa
 from tests.cases import Case
+from tests.eight_bit import in_eight_bits, over_latents, shared_latents
 from tests.oracle import Inputs, applied, grid, visible
 from warpattn.masks import Lengths
+from warpattn.problem.backends import LATENT
 from warpattn.scores import Bias
-from warpattn.sequences import PagedKV
+from warpattn.sequences import Dense, PagedKV, PagedRagged
 
 LOWEST = float(torch.finfo(torch.float32).min)
 BASE_2_LOWEST = -2.3e38  # where results are combined in base 2, an LSE below is the lowest number times ln 2
@@ -84,15 +87,15 @@ def unlike(found: tuple[Tensor, Tensor], inputs: Inputs, tolerance: float) -> st
 
 def spoiled(case: Case, how: str) -> Inputs:
     """The case with special values put into its tensors."""
-    inputs = case.build()
+    inputs = case.build() if case.dim != LATENT.qk else shared_latents(case.build())
     draw = torch.Generator().manual_seed(len(case.name))
     return SPOILS[how](inputs, draw)
 
 
 def _walked(inputs: Inputs) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
     """Number, queries, keys and values of every sequence; what is written to them is in the call."""
-    cache = inputs.sequence
-    for b, (q, k, v) in enumerate(cache.walk(inputs.q, inputs.k, inputs.v)):
+    cache = inputs.sequence.kv if isinstance(inputs.sequence, PagedRagged) else inputs.sequence
+    for b, (q, k, v) in enumerate(inputs.sequence.walk(inputs.q, inputs.k, inputs.v)):
         yield b, q, k, v
         if isinstance(cache, PagedKV):
             size = cache.k_pages.shape[1]
@@ -114,7 +117,10 @@ def _hidden(inputs: Inputs, draw: torch.Generator) -> Inputs:
 
 
 def _partly_hidden(inputs: Inputs, draw: torch.Generator) -> Inputs:
-    """NaN and infinities in some values, wherever they are, and in one key."""
+    """NaN and infinities in some values, wherever they are, and in one key. A latent is a key, too, and one is enough
+    for a row."""
+    if inputs.q.shape[-1] == LATENT.qk:
+        return _seen_by_some(inputs)
     for _, _, k, v in _walked(inputs):
         for column, value in enumerate((torch.nan, torch.inf, -torch.inf)):
             for j in torch.randint(0, max(len(v), 1), (4,), generator=draw).tolist()[: len(v)]:
@@ -122,6 +128,15 @@ def _partly_hidden(inputs: Inputs, draw: torch.Generator) -> Inputs:
         if len(v):
             v[-1] = torch.nan
             k[int(torch.randint(0, len(k), (1,), generator=draw)), 0, 5] = torch.nan
+    return inputs
+
+
+def _seen_by_some(inputs: Inputs) -> Inputs:
+    """NaN in the values of two keys that some rows see and others do not."""
+    for b, q, k, v in _walked(inputs):
+        seen = visible(inputs, b, range(len(q)), len(q), len(k)).flatten(0, 1)
+        some = (seen.any(0) & ~seen.all(0)).nonzero().flatten().tolist()
+        v[some[:1] + some[-1:]] = torch.nan
     return inputs
 
 
@@ -185,20 +200,77 @@ CALLS = {
     "many rows, 128": replace(_PAGED, seq_q=2, lens_k=(150, 20), heads_q=40, dim=128, mask="window-both"),
     "one row, 256": replace(_PAGED, seq_q=1, lens_k=(150, 20), dim=256, mask="window", page_size=64),
 }  # fmt: skip
+E4M3 = torch.float8_e4m3fn
+HEADS, TOKENS = ("head",) * 3, ("token",) * 3
+_CHUNK = replace(_PAGED, seq_q=40, lens_k=(150, 30), mask="causal", dim=128)
+# With what scales of k and v belong to, and of q if it has 8 bits, too.
+EIGHT_BIT: dict[str, tuple[Case, tuple[str | int, ...]]] = {
+    "products": (replace(_PREFILL, sinks=True), HEADS),
+    "products, padded": (replace(CALLS["padded"], dim=128), HEADS),
+    "products, window": (replace(_PREFILL, mask="window-both", dim=80, dim_v=48), ("tensor",) * 3),
+    "products, scattered": (replace(CALLS["scattered"], score="softcap"), HEADS),
+    "products, ragged": (replace(CALLS["ragged"], dim=64), HEADS),
+    "products, rows, 256": (replace(_PREFILL, dim=256, seq_q=70), ("64 rows", "head", "64 rows")),
+    "converted": (replace(_PREFILL, dim=128, sinks=True), HEADS[:2]),
+    "converted, padded": (CALLS["padded"], TOKENS[:2]),
+    "converted, window, 256": (CALLS["window, 256"], HEADS[:2]),
+    "converted, scattered": (replace(CALLS["scattered"], score="softcap"), TOKENS),
+    "converted, ragged": (CALLS["ragged"], ("head", "token")),
+    "converted, columns": (replace(_PREFILL, dim=128, mask="causal-padding"), (64, 64)),
+    "converted, pages": (_CHUNK, HEADS),
+    "converted, pages, columns": (replace(_CHUNK, dim=192, dim_v=128, page_size=24), (64, "token")),
+}  # fmt: skip
+_LATENT = replace(_PAGED, seq_q=3, heads_q=30, dim=LATENT.qk, dim_v=LATENT.v, lens_k=(150, 30), mask="causal")
+_DENSE_LATENT = replace(_LATENT, kind="dense", lens_k=(), page_size=0, seq_k=150)
+# With what scales of latents belong to, if these have 8 bits.
+LATENTS: dict[str, tuple[Case, tuple[str | int, ...]]] = {
+    "latents": (_LATENT, ()),
+    "latents, window": (replace(_DENSE_LATENT, batch=1, mask="window-both", sinks=True), ()),
+    "latents, padded": (replace(_DENSE_LATENT, seq_q=1, mask="padding"), ()),
+    "latents, scattered": (replace(_LATENT, page_size=3, mask="dense-mask", score="softcap"), ()),
+    "latents, ragged": (replace(_LATENT, kind="paged-ragged", lens_q=(3, 1), mask="causal-window"), ()),
+    "latents, few rows": (replace(_LATENT, heads_q=4, mask="window"), ()),
+    "8-bit latents": (_LATENT, (128,)),
+    "8-bit latents, scattered": (replace(_LATENT, mask="dense-mask", score="softcap"), ("token",)),
+    "8-bit latents, few rows": (replace(_LATENT, heads_q=4), (128,)),
+    "8-bit latents, one row": (replace(_LATENT, seq_q=1, heads_q=16, mask="window"), ("token",)),
+    "8-bit latents, few rows, scattered": (replace(_LATENT, heads_q=5, mask="dense-mask", sinks=True), ("tensor",)),
+}  # fmt: skip
+
+
+def attend(x: Inputs, backend: str) -> tuple[Tensor, Tensor]:
+    """(out, lse) of any kind of sequence."""
+    tail: dict[str, Any] = {"mask": x.mask, "score": x.score, "sinks": x.sinks, "scale": x.scale}
+    tail |= {"return_lse": True, "backend": backend}
+    k, v, seq = x.k, x.v, x.sequence
+    if isinstance(seq, PagedRagged):
+        result = wa.attention_paged(x.q, seq.kv, seq.queries, **tail)
+    elif isinstance(seq, wa.PagedKV):
+        result = wa.attention_paged(x.q, seq, **tail)
+    elif isinstance(seq, wa.Ragged):
+        result = wa.attention_varlen(x.q, k, v, seq, **tail)
+    elif isinstance(seq, Dense) and seq.k_scale is not None and seq.v_scale is not None:
+        q = x.q if seq.q_scale is None else wa.Quantized(x.q, seq.q_scale)
+        result = wa.attention(q, wa.Quantized(k, seq.k_scale), wa.Quantized(v, seq.v_scale), **tail)
+    else:
+        result = wa.attention(x.q, k, v, **tail)
+    assert isinstance(result, tuple)
+    return result
+
+
+def bound_of(case: Case, stored: tuple[str | int, ...]) -> float:
+    """Of the error of an output, also where it is small: products of 8 bits round weights to three bits."""
+    return 0.1 if len(stored) == 3 else 0.02 if case.dtype == torch.float16 else 0.04
 
 
 def differences(arch: str, call: str, kinds: Iterable[str]) -> list[str]:
     """Where the simulated kernels of an architecture leave the rule, by kinds of special values."""
-    case, found = CALLS[call], []
+    case, stored = EIGHT_BIT.get(call) or LATENTS.get(call) or (CALLS[call], ())
+    found = []
     for how in kinds:
         x = spoiled(case, how)
-        tail = {"mask": x.mask, "score": x.score, "sinks": x.sinks, "return_lse": True, "backend": f"simulate:{arch}"}
-        if case.kind == "dense":
-            result = wa.attention(x.q, x.k, x.v, **tail)
-        elif case.kind == "ragged":
-            result = wa.attention_varlen(x.q, x.k, x.v, x.sequence, **tail)
-        else:
-            result = wa.attention_paged(x.q, x.sequence, **tail)
-        wrong = unlike(result, x, 0.02 if case.dtype == torch.float16 else 0.04)
+        if stored:
+            x = over_latents(x, stored[0], E4M3) if call in LATENTS else in_eight_bits(x, stored, E4M3)
+        wrong = unlike(attend(x, f"simulate:{arch}"), x, bound_of(case, stored))
         found += [f"{how}: {wrong}"] if wrong else []
     return found

@@ -14,10 +14,12 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.eight_bit import in_eight_bits
+from tests.oracle import Inputs, poisoned
 from tests.sim import backward
 from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
 from tests.sim.machine.findings.test_knockout import FIRST, TURN
-from warpattn.kernels.sm90.prefill.choice import arrange, shared_out
+from warpattn.kernels.sm90.prefill.choice import arrange, choose, shared_out
 from warpattn.kernels.sm90.prefill.config import choose_config
 from warpattn.kernels.sm90.prefill.launch import list_launches
 from warpattn.masks import Causal, Mask, Padding, SlidingWindow
@@ -34,9 +36,10 @@ from warpattn.sim.saved import SavedMemory
 
 pytestmark = pytest.mark.full
 
-ALONE = ("ttng.wait_barrier", "rows.load(ctx, alone, state, left.tile", "one warpgroup uses its slots one at a time")
+ALONE = ("ttng.wait_barrier", "rows.load(ctx, arriving, state, left.tile", "one warpgroup uses its slots one at a time")
 EMPTY = ("ttng.init_barrier", "mbarrier.init(bars.index(i), count=1)", "barriers of empty slots, as above")
-reason = reviewed([*SM90_PREFILL, FIRST, TURN, ALONE, EMPTY])
+WIDENED = ("ttng.fence_async_shared", "queries = multiplied_queries(", "that of the keys follows before any product")
+reason = reviewed([*SM90_PREFILL, FIRST, TURN, ALONE, EMPTY, WIDENED])
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,15 @@ class Case:
     queries: int
     keys: int
     hidden: int = 0  # keys at the end whose values are NaN
+    stored: tuple[str, ...] = ()  # what scales of k and v belong to, if these have 8 bits, and of q if it has, too
 
     def launch(self) -> Launch:
         """Of one head."""
         q, k, v = (torch.randn(1, rows, 1, 64).half() for rows in (self.queries, self.keys, self.keys))
         v[:, self.keys - self.hidden :] = float("nan")
+        if self.stored:
+            wide = Inputs(*(x.bfloat16() for x in (q, k, v)))
+            return self.launch_of_8_bits(in_eight_bits(wide, self.stored, torch.float8_e4m3fn))
         ready = validate(Call(q, k, v, Dense(), self.mask, None, None, None, True, None, "simulate:sm90"))
         problem = ready.problem
         config, _ = choose_config(problem.element, problem.dim_qk, problem.dim_v, problem.seq_q, is_masked(problem))
@@ -59,10 +66,23 @@ class Case:
         out, lse = torch.full(q.shape, float("nan"), dtype=q.dtype), torch.full(ready.lse_shape, float("nan"))
         return list_launches(ready, Operands(q, k, v, out, lse, None), Dense(), choice)[0]
 
+    def launch_of_8_bits(self, x: Inputs) -> Launch:
+        """The same, after the launch that transposes values of products."""
+        call = Call(x.q, x.k, x.v, x.sequence, self.mask, None, None, None, True, None, "simulate:sm90")
+        ready = validate(call)
+        out, lse = poisoned(x.q.shape, ready.problem.dtype), poisoned(ready.lse_shape, torch.float32)
+        choice = choose(ready.problem, ARCHS["sm90"])
+        *before, step = list_launches(ready, Operands(x.q, x.k, x.v, out, lse, None), x.sequence, choice)
+        assert all(run_launch(launch, Options()).clean for launch in before)
+        return step
 
+
+PADDED = Causal() & Padding(torch.tensor([300]))
 CASES = {
     "split": Case(Causal(), 2, 1100, 1100),  # the first rows see one key tile: a part has none
-    "recompute": Case(Causal() & Padding(torch.tensor([300])), 1, 400, 320, 20),
+    "recompute": Case(PADDED, 1, 400, 320, 20),
+    "recompute, products": Case(PADDED, 1, 400, 320, 20, ("head",) * 3),
+    "recompute, converted": Case(PADDED, 1, 400, 320, 20, ("token",) * 2),
 }
 
 
@@ -97,7 +117,7 @@ def changed(name: str, change: Any) -> list[KnockOut]:
     def of_recompute(op: Any) -> bool:
         return any(frame.file.endswith("recompute.py") for frame in op.frames)
 
-    given = {"only": of_recompute} if name == "recompute" else {}
+    given = {"only": of_recompute} if name.startswith("recompute") else {}
     why = backward_reason if name == "backward" else reason
     return knocked_out(compiled(launch), once, why, change=lambda kernel, run: change(kernel, run, **given))
 

@@ -11,7 +11,10 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 import warpattn as wa
+from tests.cases import Case
+from tests.eight_bit import in_eight_bits
 from tests.sim.sm90.decode import Decode, tensors
+from tests.specials import attend as special_attend
 from warpattn.quantized import quantize
 
 pytestmark = pytest.mark.gpu
@@ -135,6 +138,24 @@ def test_products_of_8_bits(dim):
         assert (found.float() - out).norm() <= 3.5e-2 * out.norm()
         torch.testing.assert_close(found_lse, lse, atol=1e-3, rtol=1e-4)
         assert torch.equal(wa.attention_varlen(*flat, seq, mask=wa.Causal()), found.flatten(0, 1))
+
+
+STORED = [("head",) * 3, ("64 rows", "head", "64 rows"), ("head",) * 2, ("token",) * 3, (64, 64)]
+
+
+@pytest.mark.parametrize("mask", ["causal", "window", "padding"])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("stored", STORED)
+def test_values_that_a_row_does_not_see_do_not_reach_it(stored, dim, mask):
+    """In products of 8 bits, and where tiles become 16-bit ones."""
+    case = Case(seq_q=300, seq_k=333, dim=dim, dtype=torch.bfloat16, mask=mask)
+    inputs = case.build("cuda")
+    inputs.v[:, 320:], inputs.v[:, 120, :, 3] = torch.nan, torch.nan
+    x = in_eight_bits(inputs, stored, E4M3)
+    (out, _), (expected, _) = special_attend(x, "auto"), special_attend(x, "reference")
+    assert torch.equal(out.isnan(), expected.isnan()) and expected.isnan().any() and expected.isfinite().any()
+    out, expected = out.float().nan_to_num(), expected.float().nan_to_num()
+    assert (out - expected).norm() <= 3.5e-2 * expected.norm()
 
 
 @pytest.mark.parametrize("per", ["tensor", "head", "token", 64])

@@ -10,7 +10,7 @@ import torch
 
 import warpattn as wa
 from tests.drawn import drawn
-from tests.specials import BASE_2_LOWEST, CALLS, LOWEST, SPOILS, differences
+from tests.specials import BASE_2_LOWEST, CALLS, EIGHT_BIT, LATENTS, LOWEST, SPOILS, differences
 
 LN_2 = math.log(2)
 ARCHS = ("sm90", "sm100", "gfx942", "gfx950")
@@ -40,6 +40,15 @@ def kinds_of(arch: str, call: str) -> list[str]:
 @pytest.mark.parametrize(("arch", "call"), CASES)
 def test_kernels_follow_the_rule(arch, call):
     assert not differences(arch, call, kinds_of(arch, call))
+
+
+DRAWN = ["products, padded", "converted, columns", "latents, window", "8-bit latents, few rows, scattered"]
+
+
+@pytest.mark.parametrize("call", drawn([*EIGHT_BIT, *LATENTS], DRAWN))
+def test_kernels_over_latents_and_tensors_of_8_bits_follow_the_rule(call):
+    """Scales make large scores of them all, so those are drawn elsewhere."""
+    assert not differences("sm90", call, [how for how in SPOILS if how != "large"])
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -69,7 +69,7 @@ def wgmmas(config: SM90Config, shared: bool) -> int:
     `shared`; recompute.py has its own for one of them."""
     scores = config.padded_qk // config.depth
     outputs = config.block_n // config.depth * len(config.v_parts)
-    again = scores + config.block_n // config.depth * len(recomputed_blocks(config)) if config.recomputes else 0
+    again = scores + config.block_n // config.depth * len(recomputed_blocks(config))
     copies = 1 if shared else config.consumers
     return config.consumers * scores + copies * 2 * (scores + outputs) + again
 

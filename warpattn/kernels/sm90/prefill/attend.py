@@ -120,7 +120,7 @@ def start_softmax(ctx, s):
 @gluon.jit
 def step_softmax(ctx, state, s):
     """(state, P, moved, alpha) of the next scores, see `softmax_step`."""
-    if ctx.mods.score is not None:
+    if ctx.mods.score is not None or ctx.config.products:
         return exact_step(state, s, exponent_scale(ctx), lift_of(ctx.config))
     else:
         return softmax_step(state, s, exponent_scale(ctx))
@@ -271,15 +271,22 @@ def operand(p, cols: gl.constexpr, config: gl.constexpr):
 def query_tile(ctx, q_state, tile, wg):
     """This warpgroup's [64, D] queries of `tile` in a slot of the Q ring; its last parts in registers."""
     config: gl.constexpr = ctx.config
-    slot = ctx.rings.q.tile(q_state, wg)
-    parts = as_matrices(slot, config.rows, config.qk_parts)
-    if config.operand != config.element or config.widens_queries:
-        parts = fp16_queries(ctx, slot, parts, tile, q_state, wg)
+    parts = multiplied_queries(ctx, ctx.rings.q.tile(q_state, wg), tile, q_state, wg)
     first: gl.constexpr = len(config.qk_parts) - config.held_parts
     held = ()
     for part in gl.static_range(first, len(parts)):
         held += (parts[part].load(operand_layout(config.block_n)),)
     return parts[:first] + held
+
+
+@gluon.jit
+def multiplied_queries(ctx, slot, tile, q_state, wg):
+    """The parts of a warpgroup's queries of `tile` in its `slot`, as they are multiplied."""
+    config: gl.constexpr = ctx.config
+    parts = as_matrices(slot, config.rows, config.qk_parts)
+    if config.operand != config.element or config.widens_queries:
+        parts = fp16_queries(ctx, slot, parts, tile, q_state, wg)
+    return parts
 
 
 @gluon.jit

@@ -186,11 +186,6 @@ class SM90Config(KeyTileSizes, EightBitSizes):
         return numbers + OTHER_REGISTERS <= self.registers.consumer
 
     @cached_property
-    def recomputes(self) -> bool:
-        """Whether recompute.py can attend again to tiles that meet hidden values which are not finite."""
-        return self.eight_bit is None
-
-    @cached_property
     def out_bytes(self) -> int:
         return (4 if self.split else self.out.bytes) * self.block_m * sum(self.store_parts)
 

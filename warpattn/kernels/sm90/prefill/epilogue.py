@@ -29,12 +29,6 @@ def store_output(ctx, o, softmax, tile, wg):
     store_columns(ctx, rounded(o, output_type(config)), tile, wg)
 
 
-@gluon.constexpr_function
-def recomputes(config, keep):
-    """Whether tiles may be left to recompute.py: where there is a mask `keep`."""
-    return config.recomputes and keep is not None
-
-
 @gluon.jit
 def finish(ctx, softmax, tile):
     """(factor of O, LSE) [64, 4] of a tile's rows: with sinks and natural, or of a part of the keys, base 2."""
@@ -97,7 +91,7 @@ def store_block(ctx, parts, tile, row, column, wg, seen, first: gl.constexpr = T
     tma.store_wait(0)
     for part in gl.static_range(len(parts)):
         staging[part].store(parts[part])
-    if recomputes(config, ctx.mods.keep):
+    if ctx.mods.keep is not None:
         for part in gl.static_range(len(parts)):
             seen = seen_in(staging[part], seen)
         if first:

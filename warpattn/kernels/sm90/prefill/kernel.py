@@ -18,7 +18,6 @@ from .attend import attend_role, turn_pass
 from .context import LEFT, Context, KeyRows, Tensors, make_rings
 from .eight_bit.convert import convert_role
 from .eight_bit.rings import ValueColumns
-from .epilogue import recomputes
 from .load import load_role
 from .nonfinite import poke
 from .recompute import end_role, recompute_tiles
@@ -36,7 +35,7 @@ def attend(ctx, number: gl.constexpr):
     if number == config.consumers - 1:
         turn_pass(number, config)
     attend_role(ctx, wg)
-    if recomputes(ctx.config, ctx.mods.keep):
+    if ctx.mods.keep is not None:
         end_role(ctx, wg)
 
 
@@ -110,7 +109,7 @@ def work_of(shape, config: gl.constexpr):
 def start_roles(ctx):
     """Run every role in its warps; the topology lists them in this order."""
     workers: gl.constexpr = ctx.config.topology.workers
-    if recomputes(ctx.config, ctx.mods.keep):
+    if ctx.mods.keep is not None:
         for wg in gl.static_range(LEFT):
             poke(ctx.rings.left.index(wg), -1)
     first: gl.constexpr = 0 if ctx.config.converts else 1
@@ -120,5 +119,5 @@ def start_roles(ctx):
         workers.warps,
         workers.registers,
     )
-    if recomputes(ctx.config, ctx.mods.keep):
+    if ctx.mods.keep is not None:
         recompute_tiles(ctx)

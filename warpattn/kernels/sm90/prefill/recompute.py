@@ -29,9 +29,14 @@ from ...nvidia.pipelines import PipelineState, StagedPipeline
 from ...pieces.softmax import SoftmaxState, as_quads, from_quads, lane_max, lane_sum, rescale
 from ..columns import as_matrices
 from ..layouts import accumulator_layout, element_type, operand_layout
-from .attend import start_scores, step_softmax, visible_scores
+from .attend import multiplied_queries, start_scores, step_softmax, visible_scores
 from .config import RECOMPUTE_BARRIERS
 from .context import output_type
+from .eight_bit.convert import convert_alone
+from .eight_bit.rings import FreeNarrowRing, arriving_queries
+from .eight_bit.scales import key_block_scales, of_tile, scaled_factor, scaled_scores, scaled_weights
+from .eight_bit.transpose_values import in_operand_order
+from .eight_bit.weights import pack_bytes, unpack_bytes
 from .epilogue import finish
 from .nonfinite import peek
 from .packed_rows import mask_heads, row_tokens
@@ -54,7 +59,7 @@ class RecomputedBlock(NamedTuple):
 @gluon.constexpr_function
 def recomputed_bytes(config):
     """Of queries and output of one warpgroup, which are loaded."""
-    return config.rows * config.element.bytes * config.padded_qk + config.out_bytes // config.consumers
+    return (config.loaded_q_bytes + config.out_bytes) // config.consumers
 
 
 @gluon.constexpr_function
@@ -88,9 +93,19 @@ class LeftTile:
     """A warpgroup's rows of a tile, attended to again."""
 
     tile: gl.base_value  # Tile or VarlenTile
+    slot: PipelineState  # of its queries, and of a key tile
     wg: gl.tensor
     q: gl.tuple  # [64, D]
     out: gl.tuple  # [1, 64 / packed, packed, Dv]
+
+
+@gluon.aggregate
+class VisitedKeys:
+    """A key tile of a span."""
+
+    span: gl.base_value
+    i: gl.tensor  # its number there
+    tile: gl.tensor  # and among all
 
 
 @gluon.jit
@@ -148,14 +163,17 @@ def recompute_tile(ctx, place, wg, phase, turn):
     here = hide_from_compiler(0)
     q, out, full = ctx.rings.q.smem.index(here), ctx.rings.out.index(wg), ctx.rings.recompute.index(here + Q)
     mbarrier.expect(full, recomputed_bytes(config))
-    ctx.tensors.load_queries(tile, row, full, q)
+    ctx.tensors.load_queries(tile, row, full, arriving_queries(q, config))
     ctx.tensors.load_output(tile, row, full, out)
     mbarrier.wait(full, turn)
     before = peek(out[0])
-    left = LeftTile(tile, wg, as_matrices(q, config.rows, config.qk_parts), out)
+    slot = PipelineState(here, gl.to_tensor(0), 1)
+    queries = multiplied_queries(ctx, q, tile, slot, wg)
+    left = LeftTile(tile, slot, wg, queries, out)
+    scaled = of_tile(ctx, tile, slot, wg)
     blocks: gl.constexpr = len(recomputed_blocks(config))
     for block in range(blocks):
-        o, phase = attend_block(ctx, left, block, phase)
+        o, phase = attend_block(scaled, left, block, phase)
         for i in gl.static_range(blocks):
             if block == i:
                 store_block(ctx, o, left, recomputed_block(config, i))
@@ -166,20 +184,21 @@ def recompute_tile(ctx, place, wg, phase, turn):
 def attend_block(ctx, left, block, phase):
     """(O [64, C] of a block of columns, phase)."""
     config: gl.constexpr = ctx.config
-    layout: gl.constexpr = accumulator_layout(recomputed_cols(config))
+    layout: gl.constexpr = accumulator_layout(recomputed_cols(config), config.depth)
     span = ctx.work.key_tiles(ctx.mods, left.tile, config)
     softmax = no_scores(config)
     o = gl.zeros([config.rows, recomputed_cols(config)], gl.float32, layout)
     for i in range(span.total):
-        key_tile = span.key_tile(i)
-        s = scores(ctx, left, key_tile, phase)
+        visited = VisitedKeys(span, i, span.key_tile(i))
+        s = scores(ctx, left, visited, phase)
         softmax, p, moved, alpha = step_softmax(ctx, softmax, s)
         if moved:
             o = rescale(o, alpha)
-        o = add_values(ctx, left, o, from_quads(p, s), key_tile, block, phase)
+        p = scaled_weights(ctx, p, s, left.slot)
+        o = add_values(ctx, left, o, from_quads(p, s), visited, block, phase)
         phase ^= 1
     factor, _ = finish(ctx, softmax, left.tile)
-    return rescale(o, factor), phase
+    return rescale(o, scaled_factor(ctx, factor, left.tile)), phase
 
 
 @gluon.jit
@@ -200,7 +219,8 @@ def store_block(ctx, o, left, block: gl.constexpr):
 @gluon.jit
 def no_scores(config: gl.constexpr):
     """The state of rows before their first key."""
-    zero = as_quads(gl.zeros([config.rows, config.block_n], gl.float32, accumulator_layout(config.block_n)))
+    layout: gl.constexpr = accumulator_layout(config.block_n, config.depth)
+    zero = as_quads(gl.zeros([config.rows, config.block_n], gl.float32, layout))
     return SoftmaxState(lane_max(zero) - float("inf"), lane_sum(zero))
 
 
@@ -219,53 +239,80 @@ class FreeSlots(StagedPipeline):
 
 
 @gluon.jit
-def load(ctx, rows, ring, slot: gl.constexpr, left, key_tile, phase, nbytes: gl.constexpr):
+def load(ctx, rows, ring, slot: gl.constexpr, left, visited, phase, nbytes: gl.constexpr):
     """A tile of keys or values in shared memory, when it is there."""
+    config: gl.constexpr = ctx.config
     alone = FreeSlots(ring.smem, ctx.rings.recompute, SLOTS, 1, 1, ring.stages)
     number = hide_from_compiler(slot)
-    state = PipelineState(number, gl.to_tensor(1), SLOTS)
+    state = PipelineState(number, gl.to_tensor(1), ring.stages)
     gl.barrier()  # all warps have read what was there
-    rows.load(ctx, alone, state, left.tile, key_tile, nbytes)
+    arriving = alone
+    if config.converts:
+        arriving = FreeNarrowRing(alone, config, slot)
+    rows.load(ctx, arriving, state, left.tile, visited.tile, nbytes)
     mbarrier.wait(alone.full(number), phase)
+    if config.converts:
+        convert_alone(ctx, arriving, state, left.tile, visited.span, visited.i)
     return alone.tile(state)
 
 
 @gluon.jit
-def scores(ctx, left, key_tile, phase):
+def scores(ctx, left, visited, phase):
     """Scores [64, N] with a key tile, hidden ones -inf."""
     config: gl.constexpr = ctx.config
-    keys = load(ctx, ctx.tensors.k, ctx.rings.k, 0, left, key_tile, phase, config.k_bytes)
+    keys = load(ctx, ctx.tensors.k, ctx.rings.k, 0, left, visited, phase, config.k_bytes // config.widening)
     s = start_scores(left.q, as_matrices(keys, config.block_n, config.qk_parts), config)
     s = warpgroup_mma_wait(0, deps=(s,))
-    return visible_scores(ctx, s, left.tile, key_tile, True, left.wg)
+    scales = key_block_scales(ctx, left.tile, visited.tile)
+    s = scaled_scores(ctx, s, scales, left.slot, left.slot, left.wg)
+    return visible_scores(ctx, s, left.tile, visited.tile, True, left.wg)
 
 
 @gluon.jit
-def add_values(ctx, left, o, p, key_tile, block, phase):
+def add_values(ctx, left, o, p, visited, block, phase):
     """O plus block number `block` of the values of a key tile, by their weights P [64, N], in the rows that see
     them."""
     config: gl.constexpr = ctx.config
-    values = load(ctx, ctx.tensors.v, ctx.rings.v, 1, left, key_tile, phase, config.v_bytes)
-    values = as_matrices(values, config.block_n, config.v_parts)
+    values = load(ctx, ctx.tensors.v, ctx.rings.v, 1, left, visited, phase, config.v_bytes // config.widening)
+    values = as_matrices(values, config.v_rows, config.v_columns)
     finite = all_finite(values)
-    packed = p.to(element_type(config.element))
-    packed = gl.convert_layout(packed, operand_layout(recomputed_cols(config)), assert_trivial=True)
+    packed = left_operand(p, config)
     blocks: gl.constexpr = len(recomputed_blocks(config))
     for i in gl.static_range(blocks):
         if block == i:
             here: gl.constexpr = recomputed_block(config, i)
             if finite:
-                o = warpgroup_mma(packed, values[here.part].slice(here.first, recomputed_cols(config), 1), o)
+                o = warpgroup_mma(packed, right_operand(values[here.part], here.first, config), o)
             else:
                 for j in range(config.block_n):
-                    o = add_value(ctx, left, o, p, values[here.part], key_tile, here.first, j)
+                    o = add_value(ctx, left, o, p, values[here.part], visited.tile, here.first, j)
     return o
 
 
 @gluon.jit
+def left_operand(p, config: gl.constexpr):
+    """Weights P [64, N] as the left operand of their product with a block of values."""
+    layout: gl.constexpr = operand_layout(recomputed_cols(config), config.depth)
+    if config.products:
+        packed = unpack_bytes(pack_bytes(as_quads(p)), element_type(config.element))
+    else:
+        packed = p.to(element_type(config.weights))
+    return gl.convert_layout(packed, layout, assert_trivial=True)
+
+
+@gluon.jit
+def right_operand(values, first: gl.constexpr, config: gl.constexpr):
+    """Columns from `first` on of a part of the values of a key tile."""
+    if config.products:
+        return values.slice(first, recomputed_cols(config), 0).permute((1, 0))
+    else:
+        return values.slice(first, recomputed_cols(config), 1)
+
+
+@gluon.jit
 def add_value(ctx, left, o, p, values, key_tile, first, j):
-    """O plus row `j` of `values` [N, …], columns `first` and on, by column `j` of P [64, N], in the rows
-    that see that key."""
+    """O plus the value at place `j` of a tile, columns `first` and on of a part of it, by its weight in P [64, N], in
+    the rows that see its key."""
     config: gl.constexpr = ctx.config
     rows: gl.constexpr = gl.SliceLayout(1, o.type.layout)
     cols: gl.constexpr = gl.SliceLayout(0, o.type.layout)
@@ -273,11 +320,17 @@ def add_value(ctx, left, o, p, values, key_tile, first, j):
     offset = left.tile.row + left.wg * config.wg_tokens + lengths.seq_k - lengths.seq_q
     q = (offset + row_tokens(rows, config))[:, None]
     number = gl.arange(0, config.block_n, gl.SliceLayout(0, p.type.layout))[None, :]
-    weight = gl.sum(gl.where(number == j, p, 0.0), 1)
+    key = j
+    if config.products:
+        key = in_operand_order(j)
+    weight = gl.sum(gl.where(number == key, p, 0.0), 1)
     weight = gl.convert_layout(weight, rows, assert_trivial=True)[:, None]
-    columns = j * values.shape[1] + first + gl.arange(0, recomputed_cols(config), cols)
-    value = values.reshape([config.block_n * values.shape[1]]).gather(columns, 0).to(gl.float32)[None, :]
-    k = key_tile * config.block_n + j
+    if config.products:
+        columns = (first + gl.arange(0, recomputed_cols(config), cols)) * config.block_n + j
+    else:
+        columns = j * values.shape[1] + first + gl.arange(0, recomputed_cols(config), cols)
+    value = values.reshape([values.shape[0] * values.shape[1]]).gather(columns, 0).to(gl.float32)[None, :]
+    k = key_tile * config.block_n + key
     seen = ctx.mods.keeps(mask_heads(left.tile, rows, config), lengths, q, k, (k, k, gl.to_tensor(0)))
     return gl.where(seen, o + weight * value, o)
 

@@ -79,6 +79,13 @@ def convert_scaled_keys(ctx, k_state, v_state, tile, span):
 def convert_scaled(ctx, state, scales):
     """A tile of keys, and the scales of its keys and values."""
     ctx.rings.k_in.wait(state)
+    store_scales(ctx, state, scales)
+    return convert_arrived(ctx, ctx.rings.k_in, state)
+
+
+@gluon.jit
+def store_scales(ctx, state, scales):
+    """Scales of the keys and values of a tile to their places beside the ring."""
     if has_row_scale(ctx.config, "k"):
         ctx.rings.scales.k.index(state.index).store(scales.k)
     if has_row_scale(ctx.config, "v"):
@@ -87,7 +94,6 @@ def convert_scaled(ctx, state, scales):
         store_ratios(ctx.rings.scales.k, state, scales.k)
     if ctx.config.eight_bit.columns("v") > 0:
         store_blocks(ctx.rings.scales.v, state, scales.v)
-    return convert_arrived(ctx, ctx.rings.k_in, state)
 
 
 @gluon.jit
@@ -119,6 +125,15 @@ def convert(ctx, slots, state):
 @gluon.jit
 def convert_arrived(ctx, slots, state):
     """A tile that has arrived, in 16 bits."""
+    convert_columns(ctx, slots, state)
+    fence_async_shared()
+    slots.ring.producer_commit(state)
+    return state.step()
+
+
+@gluon.jit
+def convert_columns(ctx, slots, state):
+    """Each part of a tile that has arrived, in 16 bits."""
     config: gl.constexpr = slots.config
     widths: gl.constexpr = config.parts[slots.number]
     narrow = as_matrices(slots.tile(state), config.block_n, widths)
@@ -134,9 +149,16 @@ def convert_arrived(ctx, slots, state):
     else:
         for part in gl.static_range(len(wide)):
             convert_part(narrow[part], wide[part], widths[part])
+
+
+@gluon.jit
+def convert_alone(ctx, slots, state, tile, span, i):
+    """Key tile number `i` of a span, which has arrived, in 16 bits, and its scales, by the warpgroup that reads it."""
+    if by_token(slots.config):
+        store_scales(ctx, state, load_scales(ctx, tile, span, scale_places(ctx, tile, span, i), i))
+    convert_columns(ctx, slots, state)
     fence_async_shared()
-    slots.ring.producer_commit(state)
-    return state.step()
+    gl.barrier()
 
 
 @gluon.jit

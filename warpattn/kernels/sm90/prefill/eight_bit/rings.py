@@ -5,7 +5,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from ....nvidia.pipelines import StagedPipeline, stacked
+from ....nvidia.pipelines import stacked
 from ....pieces.scales import OfTokens
 from ...layouts import element_type
 
@@ -31,7 +31,7 @@ def stored_type(config):
 class NarrowRing:
     """A ring of 16-bit tiles as TMA fills it: 8-bit rows in the first half of each part, and barriers of its own."""
 
-    ring: StagedPipeline
+    ring: gl.base_value  # StagedPipeline or FreeSlots
     config: gl.constexpr
     number: gl.constexpr  # 0 of keys, 1 of values
 
@@ -55,6 +55,15 @@ class NarrowRing:
     def tile(self, state):
         """The 8-bit parts of a slot."""
         return first_halves(self.ring.tile(state), self.config)
+
+
+@gluon.aggregate
+class FreeNarrowRing(NarrowRing):
+    """The same of a ring that its roles have left: copies complete the full barrier itself."""
+
+    @gluon.jit
+    def loaded(self, state):
+        return self.ring.full(state.index)
 
 
 @gluon.jit
