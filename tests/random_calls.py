@@ -17,7 +17,7 @@ from torch import Tensor
 
 import warpattn as wa
 from tests.cases import MASKS, SCORES, Case
-from tests.eight_bit import in_eight_bits, over_latents, shared_latents
+from tests.eight_bit import in_eight_bits, over_latents
 from tests.gradients import check_gradients, weights
 from tests.oracle import Inputs, check, plain, visible
 from tests.specials import SPOILS, attend, bound_of, unlike
@@ -61,9 +61,11 @@ def draw(arch: str, seed: int) -> Drawn:
         hidden = "unseen keys" if arch == "sm100" else "unseen"  # Blackwell's forward does not look for hidden values
         return Drawn(case, chance.choice(["as drawn"] + [hidden] * _reads(case)), trains=True)
     if what == "stored" and limits.eight_bit is not None and case.layout != "unaligned":
-        return _hiding(arch, _stored(case, limits.eight_bit, chance), chance)
+        stored = _stored(case, limits.eight_bit, chance)
+        hides = arch == "sm90" and "added" not in case.mask
+        return stored._replace(how=chance.choice(("as drawn", "hidden", "partly hidden"))) if hides else stored
     if what == "" and limits.eight_bit is not None and limits.eight_bit.latents and case.kind == "paged":
-        return _hiding(arch, _latent(case, limits.eight_bit, chance), chance)
+        return _latent(case, limits.eight_bit, chance)
     if what == "hidden" and "added" not in case.mask and _hides(arch, case):
         return Drawn(case, chance.choice(("hidden", "partly hidden")))
     return drawn
@@ -101,13 +103,6 @@ def _latent(case: Case, limits: EightBitLimits, chance: random.Random) -> Drawn:
     case = replace(case, dtype=torch.bfloat16, page_size=-(-case.page_size // 8) * 8, layout="contiguous")
     scales = [per for per in limits.latents if per is not None]
     return Drawn(case, "as drawn", (chance.choice(scales),), latent=True)
-
-
-def _hiding(arch: str, drawn: Drawn, chance: random.Random) -> Drawn:
-    """The call of 8 bits, sometimes with hidden values that are not finite: Hopper hides them at all sizes."""
-    if arch != "sm90" or "added" in drawn.case.mask:
-        return drawn
-    return drawn._replace(how=chance.choice(("as drawn", "hidden", "partly hidden")))
 
 
 def _trains(case: Case, limits: BackwardLimits) -> bool:
@@ -269,7 +264,7 @@ def built(arch: str, drawn: Drawn) -> Inputs:
     dtype = torch.float8_e4m3fn if limits is None else limits.dtypes[0]
     inputs = drawn.case.build()
     if drawn.latent:
-        return over_latents(_with_special_values(shared_latents(inputs), drawn), drawn.stored[0], dtype)
+        return over_latents(inputs, drawn.stored[0], dtype)
     if drawn.stored:
         return in_eight_bits(_with_special_values(inputs, drawn), drawn.stored, dtype)
     if drawn.how == "unseen keys":

@@ -11,11 +11,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 import warpattn as wa
-from tests.cases import Case
-from tests.eight_bit import over_latents, shared_latents
 from tests.sim.sm90.decode import error
 from tests.sim.sm90.mla import SCALE, Inputs, Latent, tensors
-from tests.specials import attend
 from warpattn.masks import Causal, SlidingWindow
 from warpattn.scores import SoftCap
 from warpattn.sequences import PagedKV
@@ -120,22 +117,6 @@ def test_values_of_their_own_are_refused_every_time():
         call(wrong, case)
     with pytest.raises(wa.AttentionError, match="first columns of the keys"):
         plan(wrong.q, wrong.sequence)
-
-
-@pytest.mark.parametrize(("heads", "tokens"), [(5, 3), (64, 2), (20, 4)])
-@pytest.mark.parametrize("stored", [(), (128,)])
-def test_latents_that_a_row_does_not_see_do_not_reach_it(stored, heads, tokens):
-    """The last key's is NaN, which the last token alone sees; of 16 and of 8 bits, few rows of queries and more."""
-    kind = {"kind": "paged", "page_size": 64, "lens_k": (4000, 129), "dim": 576, "dim_v": 512}
-    inputs = shared_latents(Case(heads_q=heads, heads_kv=1, seq_q=tokens, dtype=torch.bfloat16, mask="causal",
-                                 **kind).build("cuda"))  # fmt: skip
-    for b, length in enumerate(kind["lens_k"]):
-        page = int(inputs.sequence.block_table[b, (length - 1) // 64])
-        inputs.k[page, (length - 1) % 64, :, :512] = torch.nan
-    x = over_latents(inputs, stored[0], torch.float8_e4m3fn) if stored else inputs
-    (out, _), (expected, _) = attend(x, "auto"), attend(x, "reference")
-    assert torch.equal(out.isnan(), expected.isnan()) and expected[:, :-1].isfinite().all()
-    assert expected[:, -1].isnan().all() and error(out[:, :-1].float(), expected[:, :-1].float()) < 2e-2
 
 
 def narrow_pages(lengths: tuple[int, ...], page: int, device: str) -> wa.LatentPages:

@@ -10,7 +10,7 @@ import torch
 
 import warpattn as wa
 from tests.drawn import drawn
-from tests.specials import BASE_2_LOWEST, CALLS, EIGHT_BIT, LATENTS, LOWEST, SPOILS, differences
+from tests.specials import BASE_2_LOWEST, CALLS, EIGHT_BIT, LOWEST, SPOILS, differences
 
 LN_2 = math.log(2)
 ARCHS = ("sm90", "sm100", "gfx942", "gfx950")
@@ -42,11 +42,11 @@ def test_kernels_follow_the_rule(arch, call):
     assert not differences(arch, call, kinds_of(arch, call))
 
 
-DRAWN = ["products, padded", "converted, columns", "latents, window", "8-bit latents, few rows, scattered"]
+DRAWN = ["products, padded", "converted, columns"]
 
 
-@pytest.mark.parametrize("call", drawn([*EIGHT_BIT, *LATENTS], DRAWN))
-def test_kernels_over_latents_and_tensors_of_8_bits_follow_the_rule(call):
+@pytest.mark.parametrize("call", drawn(EIGHT_BIT, DRAWN))
+def test_kernels_over_tensors_of_8_bits_follow_the_rule(call):
     """Scales make large scores of them all, so those are drawn elsewhere."""
     assert not differences("sm90", call, [how for how in SPOILS if how != "large"])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.sim.knocking import knocked_out
 from tests.sim.sm90.decode import Ran, built, paged
 from tests.sim.sm90.prefill import error
 from warpattn.kernels.sm90.decode.config import with_fields
@@ -26,7 +24,7 @@ from warpattn.problem.operands import Operands
 from warpattn.reference import reference
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV
-from warpattn.sim import KnockOut, Report, knock_out, simulate
+from warpattn.sim import KnockOut, simulate
 
 DIM, DIM_V = LATENT
 SCALE = 192**-0.5  # of a model whose heads had 128 + 64 before they were absorbed
@@ -117,8 +115,7 @@ def run(case: Latent, programs: int = 2, kernel: Any = None, first: Inputs | Non
 
 
 WAIT, TAKEN = "    ctx.rings.keys.consumer_wait(keys)", "o, softmax = take_mark(ctx, state,"
-CLEARED = "attend_swap_ab.py:    left = without_hidden(ctx, (left,), half_tile(ctx, slots.left), "
-CLEARED += "item, i, 1, as_they_are)[0]"
+CLEARED = "attend_swap_ab.py:    left = without_hidden(ctx, left, half_tile(ctx, slots.left), item, i, 1)"
 ROTARY = "load_swap_ab.py:    load_boxes(ctx, k, ctx.rings.k, slots.rope, item, boxes, "
 ROTARY += "config.rope_bytes, config.rope_column)"
 
@@ -132,24 +129,6 @@ REDUNDANT = [
     ("ttng.fence_async_shared", (CLEARED, "finite.py:    fence_async_shared()"), "the right half's follows"),
     ("ttng.wait_barrier", (ROTARY,), "of the tile that had the slot, a half was given back since"),
 ]
-
-
-def needed_nowhere(kernel: Any, once: Callable[[Any, str], Report]) -> set[tuple[str, str]]:
-    """Operations among those that take hidden values out of a tile, and their lines, that no place of them needs: a
-    call does not come to all of them."""
-
-    def takes_out(op: Any) -> bool:
-        return any("without_hidden(ctx" in linecache.getline(*frame) for frame in op.frames)
-
-    results: list[KnockOut] = []
-
-    def change(module: Any, go: Callable[[Any], Report]) -> list[KnockOut]:
-        results.extend(knock_out(module, go, only=takes_out))
-        return results
-
-    knocked_out(kernel, once, lambda _: "another place of its line", change=change)
-    lines = [(found.op, linecache.getline(*found.frames[0]).strip(), found.noticed) for found in results]
-    return {line[:2] for line in lines} - {line[:2] for line in lines if line[2]}
 
 
 def reason(found: KnockOut) -> str | None:

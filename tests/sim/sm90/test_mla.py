@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 import warpattn as wa
 from tests.drawn import drawn, in_turn
 from tests.sim.knocking import knocked_out
-from tests.sim.sm90.mla import DIM_V, SCALE, Latent, needed_nowhere, reason, run, tensors
+from tests.sim.sm90.mla import DIM_V, SCALE, Latent, reason, run, tensors
 from tests.sim.sm90.prefill import error
 from warpattn.masks import Causal, CustomMask, SlidingWindow
 from warpattn.scores import SoftCap
@@ -122,19 +122,3 @@ def test_the_kernel_needs_its_synchronisation():
     run(case, 2, kernel=lambda kernel: made.append(kernel) or kernel)
     results = knocked_out(made[0], once, reason)
     assert sum(found.noticed for found in results) > 0.8 * len(results)
-
-
-@pytest.mark.full
-def test_taking_out_hidden_values_needs_its_synchronisation():
-    """The last latent is NaN, and one of two tokens sees it."""
-    case = Latent((70, 40), page=64, tokens=2, heads=20, mask=Causal())
-    first = tensors(replace(case, lengths=(70,), page=0))
-    first.k[0, -1, :, :DIM_V] = torch.nan
-    made = []
-
-    def once(module, schedule) -> Report:
-        options = {"schedule": schedule, "step_limit": 40_000, "first_finding": True}
-        return run(case, 1, kernel=lambda _: module, first=first, **options).report
-
-    run(case, 1, kernel=lambda kernel: made.append(kernel) or kernel, first=first)
-    assert not needed_nowhere(made[0], once)

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 import warpattn as wa
 from tests.drawn import drawn, in_turn
 from tests.sim.knocking import knocked_out
-from tests.sim.sm90.mla import SCALE, Latent, needed_nowhere, reason
+from tests.sim.sm90.mla import SCALE, Latent, reason
 from tests.sim.sm90.test_mla_eight_bit import PER, SCHEDULES, check, pages_of, run, with_narrow_rope
 from tests.sim.test_latent_query import as_engines_have_them
 from warpattn.kernels.sm90.mla import config
@@ -96,18 +96,3 @@ def test_the_kernel_needs_its_synchronisation(narrow):
     run(case, kv, 2, kernel=lambda kernel: made.append(kernel) or kernel)
     results = knocked_out(made[0], once, reason)
     assert sum(found.noticed for found in results) > 0.8 * len(results)
-
-
-@pytest.mark.full
-def test_taking_out_hidden_values_needs_its_synchronisation():
-    """The last latent is NaN, and one of two tokens sees it."""
-    case = Latent((150, 40), page=64, tokens=2, heads=4, mask=Causal(), swap_ab=True)
-    kv, made = pages_of(case), []
-    kv.k_pages[int(kv.block_table[0, 2]), 149 % 64] = torch.nan
-
-    def once(module, schedule) -> Report:
-        options = {"schedule": schedule, "step_limit": 40_000, "first_finding": True}
-        return run(case, kv, 1, kernel=lambda _: module, **options).report
-
-    run(case, kv, 1, kernel=lambda kernel: made.append(kernel) or kernel)
-    assert not needed_nowhere(made[0], once)

@@ -9,10 +9,10 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 
 @gluon.constexpr_function
-def run_layout(columns, run, warps=4):
-    """Registers of rows of a tile in a role, runs of 16 bytes."""
+def run_layout(columns, run):
+    """Registers of rows of a tile in a warpgroup, runs of 16 bytes."""
     lanes = min(columns // run, 32)
-    return gl.BlockedLayout([1, run], [32 // lanes, lanes], [warps, 1], [1, 0])
+    return gl.BlockedLayout([1, run], [32 // lanes, lanes], [4, 1], [1, 0])
 
 
 @gluon.constexpr_function
@@ -35,7 +35,7 @@ def any_nonfinite(tile):
     rows: gl.constexpr = tile.shape[0]
     columns: gl.constexpr = tile.shape[1] * dtype.primitive_bitwidth // 32
     words = tile.reinterpret(gl.int32, [rows, columns], gl.NVMMASharedLayout.get_default_for([rows, columns], gl.int32))
-    layout: gl.constexpr = run_layout(columns, 4, gl.num_warps())
+    layout: gl.constexpr = run_layout(columns, 4)
     bits: gl.constexpr = exponents(dtype)
     found = gl.zeros([16, columns], gl.int32, layout)
     for first in gl.static_range(0, rows, 16):

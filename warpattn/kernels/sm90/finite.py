@@ -14,7 +14,7 @@ from ..nvidia.finite import run_layout
 @gluon.jit
 def clear_outside(tile, begin, end):
     """Clear the rows of a tile [N, columns] before `begin` and from `end` on, 16 at a time."""
-    layout: gl.constexpr = run_layout(tile.shape[1], 8, gl.num_warps())
+    layout: gl.constexpr = run_layout(tile.shape[1], 8)
     row = gl.arange(0, 16, gl.SliceLayout(1, layout))[:, None]
     rows: gl.constexpr = tile.shape[0]
     for first in gl.static_range(0, rows, 16):

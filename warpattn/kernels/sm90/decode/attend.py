@@ -21,6 +21,7 @@ from ..finite import clear_outside, nonfinite_value, take_nonfinite
 from ..layouts import accumulator_layout, element_type
 from ..prefill.attend import Progress, finish_keys, start_output, start_scores, start_softmax
 from .context import Lens, query_elements, rows_of
+from .eight_bit import column_of
 from .output import finish_item
 from .schedule import item_at, next_item
 
@@ -106,21 +107,14 @@ def advance_keys(ctx, state, item, i):
 def wait_values(ctx, state, item, i):
     """The state when the values of key tile number `i` have arrived, without hidden ones that are not finite."""
     ctx.rings.v.consumer_wait(state.v)
-    o = without_hidden(ctx, state.o, value_tile(ctx, state.v), item, i, 0, as_they_are)
-    return Progress(o, state.p, state.softmax, state.k, state.v)
+    o = without_hidden(ctx, state.o[0], value_tile(ctx, state.v), item, i, 0)
+    return Progress((o,), state.p, state.softmax, state.k, state.v)
 
 
 @gluon.jit
-def as_they_are(columns, config: gl.constexpr):
-    """The order of columns of an output."""
-    return columns
-
-
-@gluon.jit
-def without_hidden(ctx, o, tile, item, i, axis: gl.constexpr, order: gl.constexpr):
-    """The output `o` of an item, in blocks of columns, before the values of key tile number `i` are added, a `tile`
-    [N, Dv] in shared memory that a product may then read. Rows are along `axis` of `o`, columns in an `order` of the
-    tile's."""
+def without_hidden(ctx, o, tile, item, i, axis: gl.constexpr):
+    """The output `o` of an item before the values of key tile number `i` are added, a `tile` [N, Dv] in shared memory
+    that a product may then read. Rows are along `axis` of `o`."""
     config: gl.constexpr = ctx.config
     if config.schedule.has_lengths or ctx.mods.keep is not None:
         if item.number(i) < item.row_tile.span.masked:
@@ -137,32 +131,26 @@ def without_hidden(ctx, o, tile, item, i, axis: gl.constexpr, order: gl.constexp
                 seen_by_all &= gl.minimum(first + config.block_n, keys.last) <= keys.full_hi
                 if not seen_by_all:
                     if any_nonfinite(tile):
-                        o = with_nonfinite(ctx, o, tile, item, first, axis, order)
+                        o = with_nonfinite(ctx, o, tile, item, first, axis)
     return o
 
 
 @gluon.jit
-def with_nonfinite(ctx, o, tile, item, first, axis: gl.constexpr, order: gl.constexpr):
+def with_nonfinite(ctx, o, tile, item, first, axis: gl.constexpr):
     """`o` plus what is not finite in a tile of values, keys `first` and on, in the rows that see it; 0 in the tile
     afterwards."""
     row_tile = item.row_tile
-    row = gl.arange(0, o[0].shape[axis], gl.SliceLayout(1 - axis, o[0].type.layout)).expand_dims(1 - axis)
+    row = gl.arange(0, o.shape[axis], gl.SliceLayout(1 - axis, o.type.layout)).expand_dims(1 - axis)
     rows = rows_of(ctx, item, row)
     lens = Lens(row_tile.tokens, row_tile.length)
     q = rows.token + row_tile.length - row_tile.tokens
-    own: gl.constexpr = tile.shape[1] // len(o)
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    columns = ()
-    for part in gl.static_range(len(o)):
-        columns += (order(part * own + gl.arange(0, own, layout), ctx.config),)
+    columns = gl.arange(0, tile.shape[1], gl.BlockedLayout([1], [32], [4], [0]))
+    if ctx.config.eight_bit is not None:
+        columns = column_of(columns, ctx.config)
     for j in range(ctx.config.block_n):
-        added = ()
-        for part in gl.static_range(len(o)):
-            kind = take_nonfinite(tile, j, columns[part])
-            kind = gl.convert_layout(kind, gl.SliceLayout(axis, o[part].type.layout))
-            sees = ctx.mods.keeps(rows, lens, q, first + j, first + j)
-            added += (gl.where(sees, o[part] + nonfinite_value(kind).expand_dims(axis), o[part]),)
-        o = added
+        kind = gl.convert_layout(take_nonfinite(tile, j, columns), gl.SliceLayout(axis, o.type.layout))
+        sees = ctx.mods.keeps(rows, lens, q, first + j, first + j)
+        o = gl.where(sees, o + nonfinite_value(kind).expand_dims(axis), o)
     fence_async_shared()
     gl.barrier()
     return o

@@ -26,7 +26,6 @@ from ..layouts import accumulator_layout, element_type
 from .attend import load_queries, value_tile, visible_scores, without_hidden
 from .eight_bit import (
     block_scales,
-    column_of,
     in_order,
     key_products,
     load_scaled_queries,
@@ -214,7 +213,7 @@ def add_values(ctx, state, p, o, p_tiles, item, i):
     gl.barrier()
     ctx.rings.v.consumer_wait(state.v)
     v_tile = value_tile(ctx, state.v)
-    o = without_hidden(ctx, (o,), v_tile, item, i, 1, column_of)[0]
+    o = without_hidden(ctx, o, v_tile, item, i, 1)
     if config.eight_bit is not None:
         o = value_products(v_tile, p_tiles, o, config)
     else:

@@ -187,14 +187,11 @@ def in_order(o, config: gl.constexpr):
 
 @gluon.jit
 def column_of(row, config: gl.constexpr):
-    """The values' columns that rows [Dv] of the output have: of 8 bits those of `value_products`, see `in_order`."""
-    if config.eight_bit is None:
-        return row
-    else:
-        own: gl.constexpr = config.padded_v // config.scale_blocks("v")
-        blocks: gl.constexpr = own // 64
-        column = (((row // 16 % 4) * 8 + row % 8) * blocks + row % own // 64) * 2 + row // 8 % 2
-        return column + row // own * own
+    """The values' columns that rows [Dv] of the sums of `value_products` have, see `in_order`."""
+    own: gl.constexpr = config.padded_v // config.scale_blocks("v")
+    blocks: gl.constexpr = own // 64
+    column = (((row // 16 % 4) * 8 + row % 8) * blocks + row % own // 64) * 2 + row // 8 % 2
+    return column + row // own * own
 
 
 @gluon.jit

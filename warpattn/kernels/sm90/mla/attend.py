@@ -14,9 +14,6 @@ later, when it has the other's next mark, which the other makes after it has rea
 A warpgroup's products of scores run together with those of the other one's probabilities, and its softmax beside the
 latter. Both fill the queries' shared memory, each with half of the latent columns. They meet before, since both read
 all of it, and after.
-
-Values that a mask hides are taken out as in decode (decode/attend.py), by each warpgroup in its own columns: the other
-one has read these as keys before the probabilities are there, and does not read them again.
 """
 
 from triton.experimental import gluon
@@ -34,7 +31,7 @@ from ...nvidia.pipelines import PipelineState
 from ...pieces.combine import normalise
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import SoftmaxState, as_quads, lane_max, lane_sum, pack, rescale, softmax_step, unpack, warp_any
-from ..decode.attend import as_they_are, decode_scores, without_hidden
+from ..decode.attend import decode_scores
 from ..decode.context import in_tile, rows_of
 from ..decode.output import publish_parts, write_rows
 from ..decode.schedule import item_at, next_item
@@ -71,7 +68,7 @@ def attend_role(ctx, half: gl.constexpr):
             state = attend_own(ctx, state, item, i, hide_from_compiler(done + i - item.begin), half, True)
         done += item.end - item.begin
         if ((done + half) & 1) == 0:
-            state = attend_last(ctx, state, item, done - 1, half)
+            state = attend_last(ctx, state, done - 1, half)
         finish_half(ctx, state.o, whole_sums(ctx, state.softmax, half), item, half)
         cursor = next_item(cursor, item, ctx.work.heads)
 
@@ -96,7 +93,6 @@ def attend_own(ctx, state, item, i, number, half: gl.constexpr, follows: gl.cons
     softmax = state.softmax
     if follows:
         o, softmax = take_mark(ctx, state, number - 1, half)
-        o = without_hidden_latents(ctx, o, before, item, i - 1, half)
         o = start_values(ctx, o, shared_p(ctx, before), before, half)
         s = warpgroup_mma_wait(1, deps=(s,))
         o = warpgroup_mma_wait(0, deps=(o,))
@@ -117,7 +113,6 @@ def attend_own(ctx, state, item, i, number, half: gl.constexpr, follows: gl.cons
     if moved:
         o = rescale(o, alpha)
     p = gl.convert_layout(p, operand_layout(config.half), assert_trivial=True)
-    o = without_hidden_latents(ctx, o, keys, item, i, half)
     o = start_values(ctx, o, p, keys, half)
     o = warpgroup_mma_wait(0, deps=(o, p))[0]
     ctx.rings.keys.consumer_release(keys)
@@ -125,11 +120,10 @@ def attend_own(ctx, state, item, i, number, half: gl.constexpr, follows: gl.cons
 
 
 @gluon.jit
-def attend_last(ctx, state, item, number, half: gl.constexpr):
+def attend_last(ctx, state, number, half: gl.constexpr):
     """An item's last tile, if it is the other warpgroup's."""
     keys = slot_of(number, ctx.config)
     o, softmax = take_mark(ctx, state, number, half)
-    o = without_hidden_latents(ctx, o, keys, item, item.end - 1, half)
     o = start_values(ctx, o, shared_p(ctx, keys), keys, half)
     o = warpgroup_mma_wait(0, deps=(o,))
     ctx.rings.keys.consumer_release(keys)
@@ -163,23 +157,9 @@ def shared_p(ctx, keys):
 @gluon.jit
 def start_values(ctx, o, p, keys, half: gl.constexpr):
     """Start O += P·V with this warpgroup's columns of the tile in a slot."""
-    return warpgroup_mma(p, value_tile(ctx, keys, half), o, is_async=True)
-
-
-@gluon.jit
-def value_tile(ctx, keys, half: gl.constexpr):
-    """A warpgroup's columns of the values in a slot: the other one reads them as keys alone, before the tile's
-    probabilities are there."""
-    return ctx.rings.keys.tile(keys, half).reshape([ctx.config.block_n, ctx.config.half])
-
-
-@gluon.jit
-def without_hidden_latents(ctx, o, keys, item, i, half: gl.constexpr):
-    """O before a warpgroup's columns of key tile number `i`, from which what a mask hides is taken out."""
-    if ctx.mods.keep is None:
-        return o
-    else:
-        return without_hidden(ctx, (o,), value_tile(ctx, keys, half), item, i, 0, as_they_are)[0]
+    config: gl.constexpr = ctx.config
+    values = ctx.rings.keys.tile(keys, half).reshape([config.block_n, config.half])
+    return warpgroup_mma(p, values, o, is_async=True)
 
 
 @gluon.jit

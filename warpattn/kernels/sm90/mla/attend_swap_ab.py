@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ...nvidia.opaque import hide_from_compiler
 from ...nvidia.pipelines import consumer_state
 from ...pieces.softmax import LOWEST
-from ..decode.attend import as_they_are, without_hidden
+from ..decode.attend import without_hidden
 from ..decode.attend_swap_ab import any_exceeds, exponents, masked_scores, raised, thread_sum
 from ..decode.output import combine_item, draw_ticket, publish_parts
 from ..decode.schedule import item_at, next_item
@@ -108,8 +108,8 @@ def attend_keys(ctx, state, item, i):
     rings.p.index(0).permute((1, 0)).store(p.to(element_type(config.element)))
     fence_async_shared()
     gl.barrier()
-    left = without_hidden(ctx, (left,), half_tile(ctx, slots.left), item, i, 1, as_they_are)[0]
-    right = without_hidden(ctx, (right,), half_tile(ctx, slots.right), item, i, 1, as_they_are)[0]
+    left = without_hidden(ctx, left, half_tile(ctx, slots.left), item, i, 1)
+    right = without_hidden(ctx, right, half_tile(ctx, slots.right), item, i, 1)
     weights = rings.p.index(0).permute((1, 0))
     left = warpgroup_mma(half_tile(ctx, slots.left).permute((1, 0)), weights, left, is_async=True)
     right = warpgroup_mma(half_tile(ctx, slots.right).permute((1, 0)), weights, right, is_async=True)

@@ -8,8 +8,7 @@ copy of the tile after the next one starts into its place, so two copies are in 
 A slot is full when its rotary part has arrived and the warpgroup has written its latents; a rotary part of 8 bits takes
 the latents' way. Scales, one for a token or four, are loaded into registers a tile ahead, page numbers another one.
 
-Without a mask, rows past the end of a sequence are cleared in the 8-bit tile, since a value's weight of 0 does not
-hide a NaN; under a mask the warpgroups that attend take them out.
+Rows past the end of a sequence are cleared in the 8-bit tile, since a value's weight of 0 does not hide a NaN.
 """
 
 from triton.experimental import gluon
@@ -90,19 +89,18 @@ def copy_latents(ctx, item, boxes, number, there):
 
 @gluon.jit
 def take_latents(ctx, number, valid):
-    """Both blocks of tile `number` of this CTA in registers, without a mask rows from `valid` on 0, and its rotary part
-    if that has 8 bits; its place is free then."""
+    """Both blocks of tile `number` of this CTA in registers, rows from `valid` on 0, and its rotary part if that has 8
+    bits; its place is free then."""
     config: gl.constexpr = ctx.config
     tiles = ctx.rings.latents
     slots: gl.constexpr = tiles.landed.shape[0]
     mbarrier.wait(tiles.landed.index(number % slots), (number // slots) & 1)
     left = tiles.block(number % slots, 0).reshape([config.block_n, config.half])
     right = tiles.block(number % slots, 1).reshape([config.block_n, config.half])
-    if ctx.mods.keep is None:
-        if valid < config.block_n:
-            clear_rows(left, valid)
-            clear_rows(right, valid)
-            fence_async_shared()  # before the copy that follows
+    if valid < config.block_n:
+        clear_rows(left, valid)
+        clear_rows(right, valid)
+        fence_async_shared()  # before the copy that follows
     taken = left.load(STORED), right.load(STORED)
     if config.narrow_rope:
         rope = tiles.rope.index(number % slots).reshape([config.block_n, config.rope])

@@ -89,12 +89,6 @@ def by_rows(o):
     return o.reshape([columns // 16, 2, 8, o.shape[1]]).permute((3, 0, 2, 1)).reshape([o.shape[1], columns])
 
 
-@gluon.jit
-def pair_order(row, config: gl.constexpr):
-    """The columns that rows of such a product have."""
-    return row // 16 * 16 + row % 8 * 2 + row // 8 % 2
-
-
 @gluon.constexpr_function
 def columns_asm(element):
     """PTX for two registers of fp16, a column of two keys each, from one with the bytes of both columns."""

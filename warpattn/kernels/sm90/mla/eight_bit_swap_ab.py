@@ -21,13 +21,12 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ...nvidia.opaque import hide_from_compiler
 from ...pieces.softmax import LOWEST
-from ..decode.attend import without_hidden
 from ..decode.attend_swap_ab import any_exceeds, exponents, masked_scores, powers, raised, thread_sum
 from ..decode.context import in_tile, rows_of
 from ..decode.load import block_keys, in_cache
 from .attend import write_columns
 from .context import TileSlots, half_tile, half_words, rope_tile
-from .eight_bit_operands import accumulators, by_rows, in_key_order, key_operand, pair_order, value_operand
+from .eight_bit_operands import accumulators, by_rows, in_key_order, key_operand, value_operand
 
 BLOCK = gl.constexpr(128)  # columns of a scale
 BLOCKS = gl.constexpr(4)
@@ -143,7 +142,8 @@ def attend_narrow_keys(ctx, state, item, i):
     l = l + thread_sum(gl.exp2(x - m[None, :]))
     fence_async_shared()
     gl.barrier()
-    o = add_blocks(ctx, without_hidden_blocks(ctx, o, slots, item, i), slots)
+    clear_past_end(ctx, slots, item, i)
+    o = add_blocks(ctx, o, slots)
     return NarrowLatents(o, most, m, l, state.power, slots.step())
 
 
@@ -207,18 +207,6 @@ def block_tile(ctx, slots, part: gl.constexpr):
     """Block number `part` [N, 128] of a tile's latents."""
     half = half_tile(ctx, slots.left if part < BLOCKS // 2 else slots.right)
     return half.slice(part % (BLOCKS // 2) * BLOCK, BLOCK, 1)
-
-
-@gluon.jit
-def without_hidden_blocks(ctx, o, slots, item, i):
-    """The output before key tile number `i` is added, without what a mask or the end of the sequence hides there."""
-    if ctx.mods.keep is None:
-        clear_past_end(ctx, slots, item, i)
-        return o
-    else:
-        left = without_hidden(ctx, (o[0], o[1]), half_tile(ctx, slots.left), item, i, 1, pair_order)
-        right = without_hidden(ctx, (o[2], o[3]), half_tile(ctx, slots.right), item, i, 1, pair_order)
-        return left[0], left[1], right[0], right[1]
 
 
 @gluon.jit

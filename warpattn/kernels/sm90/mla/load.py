@@ -1,11 +1,10 @@
 """Producer warp of the Hopper kernel for latent attention: key tiles [N, 512 | 64] into their ring, once for keys and
 values. Boxes, pages and clamping are decode's (decode/load.py).
 
-Values past the end of a sequence must be 0, because a hidden key's weight of 0 does not hide a NaN. Under a mask each
-warpgroup takes them out of its columns with all that the mask hides (attend.py). Without one the producer clears them
-before either reads the tile: the copies complete a barrier of the producer's own, and `full` gets a plain arrival
-afterwards. Such a tile is the first one of its sequence's work item, and the next tile's copies are in flight
-meanwhile.
+Values past the end of a sequence must be 0, because a hidden key's weight of 0 does not hide a NaN. In decode the
+warpgroup clears them in its own V tile; here a tile serves two warpgroups, as keys as well. So the producer clears it
+before either reads it: the copies complete a barrier of the producer's own, and `full` gets a plain arrival afterwards.
+Such a tile is the first one of its sequence's work item, and the next tile's copies are in flight meanwhile.
 
       tile 0   load ──▶ landed ─────────────▶ clear rows past the end ─▶ arrive on full(0)
       tile 1            load ──▶ full(1)
@@ -39,8 +38,6 @@ def load_tiles(ctx):
         elif config.schedule.has_lengths:
             valid = item.row_tile.length - item.key_tile(item.begin) * config.block_n
             clear = valid < config.block_n
-            if ctx.mods.keep is not None:
-                clear = gl.to_tensor(False)
             slot = state.index
             boxes = find_boxes(ctx, item, item.begin)
             for i in range(item.begin, item.end + 1):
