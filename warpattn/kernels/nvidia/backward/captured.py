@@ -139,7 +139,7 @@ def weigh(ctx, key, number):
     gl.barrier()  # all have read the tile before
     copy_rows(ctx.k, ctx.k_smem, rows.b, h, rows.k_start, key, rows.seq_k, ctx.config.dim_qk)
     copy_rows(ctx.v, ctx.v_smem, rows.b, h, rows.k_start, key, rows.seq_k, ctx.config.dim_v)
-    fence_async_shared()
+    fence_async_shared()  # products see the copies
     gl.barrier()
     if ctx.mods.keep is not None:  # hidden ones are multiplied by 0
         bound_nonfinite(ctx.k_smem)
