@@ -70,6 +70,7 @@ ADDING = [  # attending warpgroups that add dQ
         "ttng.wait_barrier", "full = ctx.rings.q.producer_acquire(state)",
         "the warpgroups that released the slot before had waited for this one's tile; visits have slots of their own",
     ),
+    ("ttng.fence_async_shared", "replace(tile.reshape(", "the fence behind a warpgroup's last box covers the others"),
     ("ttng.async_tma_store_wait", "tma.store_wait(1)", "both halves are free when the first two parts are stored"),
 ]  # fmt: skip
 WINDOW = Causal() & SlidingWindow(200)  # no row sees the first keys
@@ -150,7 +151,7 @@ def test_the_backward_needs_its_synchronisation(name: str) -> None:
     results = changed(case, "sm90.backward", [*REDUNDANT, *more])
     results = [found for found in results if found.op != REPLACES]
     # Where a CTA has one key tile no role hands on its keys or last queries.
-    most = 8 + (6 if SINGLE[0] in more else 0) + (7 if ADDING[0] in more else 0)
+    most = 8 + (6 if SINGLE[0] in more else 0) + (13 if ADDING[0] in more else 0)
     assert len(results) > 60 and sum(found.noticed for found in results) >= len(results) - most
 
 
