@@ -37,8 +37,11 @@ BY_PRODUCT = (
 )
 KEYS = "the first dS was made from these keys"
 LAST_KEYS = "no further keys are loaded"
+REPLACES = "setp.lt.u32"  # how the assembly ends that makes keys and values finite
 # Operation, what stands in one of its lines of Python, why it can go.
+REPLACED = (REPLACES, "gl.inline_asm(replace_asm(", "it orders nothing; the fence behind it does")
 REDUNDANT = [
+    REPLACED,
     ("ttng.fence_async_shared", "# TMA sees the new barriers", "not modelled"),
     ("ttng.wait_barrier", "rings.k.consumer_wait(held)", KEYS),
 ]
@@ -67,9 +70,9 @@ ADDING = [  # attending warpgroups that add dQ
         "ttng.wait_barrier", "full = ctx.rings.q.producer_acquire(state)",
         "the warpgroups that released the slot before had waited for this one's tile; visits have slots of their own",
     ),
+    ("ttng.fence_async_shared", "replace(tile.reshape(", "the fence behind a warpgroup's last box covers the others"),
     ("ttng.async_tma_store_wait", "tma.store_wait(1)", "both halves are free when the first two parts are stored"),
 ]  # fmt: skip
-CLEARED = ("ttng.fence_async_shared", "clear_nonfinite(", "keys and values of the case are finite: nothing is cleared")
 WINDOW = Causal() & SlidingWindow(200)  # no row sees the first keys
 SHORT = Causal() & Padding(torch.tensor([380]))  # the last keys are; three CTAs add to the last queries
 PLAIN = Case(400, 740, mask=WINDOW)
@@ -82,10 +85,10 @@ CASES = {
     ),
     "attending warpgroups add": (replace(PLAIN, dim=192, dim_v=128), [*SHARES, *ADDING]),
     "fixed order": (
-        Case(400, 500, mask=SHORT, deterministic=True, heads=2, heads_kv=2), [*SINGLE, *SHARES, *FIXED, CLEARED]
+        Case(400, 500, mask=SHORT, deterministic=True, heads=2, heads_kv=2), [*SINGLE, *SHARES, *FIXED]
     ),
     "fixed order side by side": (
-        Case(400, 500, mask=SHORT, deterministic=True, heads=2), [*SINGLE, *SHARES, *FIXED, CLEARED]
+        Case(400, 500, mask=SHORT, deterministic=True, heads=2), [*SINGLE, *SHARES, *FIXED]
     ),
     "ragged": (Case(400, 740, mask=WINDOW, lengths=((100, 440), (300, 300))), SHARES),
     "score": (replace(PLAIN, score=SoftCap(20.0)), SHARES),
@@ -146,8 +149,9 @@ def taken_out(
 def test_the_backward_needs_its_synchronisation(name: str) -> None:
     case, more = CASES[name]
     results = changed(case, "sm90.backward", [*REDUNDANT, *more])
-    # Two warpgroups clear keys and values; where a CTA has one key tile no role hands on its keys or last queries.
-    most = 8 + (4 if CLEARED in more else 0) + (6 if SINGLE[0] in more else 0) + (7 if ADDING[0] in more else 0)
+    results = [found for found in results if found.op != REPLACES]
+    # Where a CTA has one key tile no role hands on its keys or last queries.
+    most = 8 + (6 if SINGLE[0] in more else 0) + (13 if ADDING[0] in more else 0)
     assert len(results) > 60 and sum(found.noticed for found in results) >= len(results) - most
 
 

@@ -7,6 +7,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
+TURN_BYTES = 16 * 128  # of a tile that four warps reach at once
+
 
 @gluon.constexpr_function
 def run_layout(columns, run):
@@ -45,13 +47,54 @@ def any_nonfinite(tile):
 
 @gluon.jit
 def clear_nonfinite(tile):
-    """0 for what is NaN or infinite in a tile [N, columns]."""
-    if any_nonfinite(tile):
-        layout: gl.constexpr = run_layout(tile.shape[1], 8)
-        rows: gl.constexpr = tile.shape[0]
-        for first in gl.static_range(0, rows, 16):
-            part = tile.slice(first, 16, 0)
-            values = part.load(layout)
-            part.store(gl.where(values.to(gl.float32) - values.to(gl.float32) == 0, values, gl.zeros_like(values)))
-        fence_async_shared()
-        gl.barrier()
+    """0 for what is NaN or infinite in a tile [N, columns] of 16 bits; called by four warps."""
+    replace_nonfinite(tile, 0)
+
+
+@gluon.jit
+def bound_nonfinite(tile):
+    """The largest number for infinities in a tile [N, columns] of 16 bits, so that a score of -inf keeps the weight 0,
+    and for NaN; called by four warps."""
+    bits: gl.constexpr = exponents(tile.dtype)
+    replace_nonfinite(tile, bits[0] - 0x10001)
+
+
+@gluon.jit
+def replace_nonfinite(tile, magnitudes: gl.constexpr):
+    """Two `magnitudes`, in 32 bits, for what is not finite in a tile of 16 bits."""
+    threads = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
+    gl.inline_asm(replace_asm(tile.shape[0] * tile.shape[1], tile.dtype, magnitudes), "r,r", [tile, threads])
+    fence_async_shared()
+    gl.barrier()
+
+
+@gluon.constexpr_function
+def replace_asm(count, dtype, magnitudes):
+    """`replace_nonfinite` of `count` numbers: each thread looks at its own, four pieces of 16 bytes a turn, for 0 times
+    what is not finite is NaN, and writes those of a turn that has any.
+
+    Loops of Gluon kept addresses and layouts in registers beside the loops over query tiles. With the number of the
+    thread from %tid the assembler spilled up to nine numbers more, one of them in a loop.
+    """
+    highest, lowest, signs = exponents(dtype)
+    turns = 2 * count // TURN_BYTES
+    pieces = min(turns, 4)
+    words = [[f"x{4 * i + j}" for j in range(4)] for i in range(pieces)]
+    every = [x for piece in words for x in piece]
+    pair = {"bf16": "bf16x2", "fp16": "f16x2"}[str(dtype)]
+    look = "".join(f"fma.rn.{pair} seen, {x}, zero, seen; " for x in every)
+    replace = "".join(
+        f"and.b32 m, {x}, {highest}; add.u32 m, m, {lowest}; prmt.b32 m, m, m, 0xBB99; and.b32 m, m, {~signs}; "
+        f"lop3.b32 {x}, {x}, {magnitudes}, m, 0xD8; "
+        for x in every
+    )
+    load, store = (
+        "".join(form.format(at=TURN_BYTES * i, words=", ".join(piece)) for i, piece in enumerate(words))
+        for form in ("ld.shared.v4.b32 {{{words}}}, [at + {at}]; ", "st.shared.v4.b32 [at + {at}], {{{words}}}; ")
+    )
+    return (
+        f"{{ .reg .pred p; .reg .b32 at, end, zero, seen, m, x<{len(every)}>; mov.b32 zero, 0; "
+        f"mad.lo.u32 at, $1, 16, $0; add.u32 end, $0, {turns * TURN_BYTES}; "
+        f"AGAIN: mov.b32 seen, 0; {load}{look}and.b32 seen, seen, {~signs}; setp.eq.b32 p, seen, 0; @p bra NEXT; "
+        f"{replace}{store}NEXT: add.u32 at, at, {pieces * TURN_BYTES}; setp.lt.u32 p, at, end; @p bra AGAIN; }}"
+    )

@@ -283,6 +283,24 @@ def _link_if_seen(
         _write_word(task, out, before)
 
 
+@whole(
+    r"\{ \.reg \.pred p; \.reg \.b32 at, end, zero, seen, m, x<\d+>; mov\.b32 zero, 0; "
+    r"mad\.lo\.u32 at, \$1, 16, \$0; add\.u32 end, \$0, \d+; AGAIN: .+ "
+    r"lop3\.b32 x0, x0, (\d+), m, 0xD8; .+@p bra AGAIN; \}$"
+)
+def _replace_nonfinite(task: Any, match: re.Match[str], tile: MemDesc, threads: np.ndarray) -> Any:
+    """Magnitudes of 16 bits for what is not finite in a tile. All of it counts as written, whatever it holds, so that a
+    race shows with every input."""
+    bits, missing = tile.buffer.read(task.access(tile, False), task.clock)
+    finite, magnitude = np.isfinite(decode(bits, tile.elem)), int(match[1]) & 0x7FFF
+    fault = tile.buffer.fault
+    replaced = np.where(finite, bits, (bits.astype(np.uint16) & 0x8000) | magnitude).astype(bits.dtype)
+    tile.buffer.write(task.access(tile, True), task.clock, replaced, missing)
+    tile.buffer.fault = fault
+    return None
+    yield
+
+
 def _write_word(task: Any, view: MemDesc, value: int) -> None:
     """The first 32 bits of a view; what else it shows is as written as it was."""
     bits, access, fault = np.array(view.array[task.program.cta]), task.access(view, True), view.buffer.fault

@@ -158,7 +158,8 @@ class KeyStrides(NamedTuple):
 
 class RowNumbers(NamedTuple):
     """What the kernel of the queries leaves for that of the keys, fp32 (heads, blocks * HELD): of each row
-    lse * log2(e), infinite where nothing is visible, and delta = Σ dout · out - dlse."""
+    lse * log2(e), infinite where nothing is visible, and delta = Σ dout · out - dlse. Where delta is not finite
+    it is 0 instead and the first the lowest number, so that P is infinite where the row sees a key, and 0 elsewhere."""
 
     top: Any
     delta: Any

@@ -3,7 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...pieces.softmax import LOG2_E
+from ...pieces.softmax import LOG2_E, LOWEST
 from ...pieces.span import tile_span
 from ..feed import first_key
 from ..layouts import product_layout
@@ -41,21 +41,21 @@ def query_gradients(ctx, work, own_strides, out, statistics, results):
         key = span.key_tile(i) * config.block_n
         ahead = load_tile(buffers, sources, first_key(span, i + 1, end, config), config)
         s, dp = products(buffers, stage, (q, do), delta[:, None], config)
-        _, ds = weigh(ctx, s, dp, work, key, top[:, None], i < span.masked)
-        dq = add_product(as_operand(ds, config), buffers.first, visible_keys(ctx, stage), dq, config)
+        masked = i < span.masked
+        _, ds = weigh(ctx, s, dp, work, key, top[:, None], masked)
+        dq = add_product(as_operand(ds, config), buffers.first, finite_keys(ctx, stage.first, masked), dq, config)
         stage = ahead
     store_held(results.dq, own_strides.dq, rows, dq * ctx.scale, config.dim_qk, config)
 
 
 @gluon.jit
-def visible_keys(ctx, stage):
-    """K of a tile for the product with dS, which is 0 at hidden keys. Under masks that read tensors they may be NaN or
-    infinite, and count as 0; index masks hide keys from some rows only: too little to pay for."""
-    if len(ctx.mods.mask_args) > 0:
-        x = stage.first.to(gl.float32)
-        return gl.where(x - x == 0, stage.first, gl.zeros_like(stage.first))
-    else:
-        return stage.first
+def finite_keys(ctx, keys, masked):
+    """K of a tile for the product with dS, which is 0 at hidden keys: what is not finite is 0 where there are any."""
+    if len(ctx.keeps) > 0:
+        if masked:
+            x = keys.to(gl.float32)
+            keys = gl.where(x - x == 0, keys, gl.zeros_like(keys))
+    return keys
 
 
 @gluon.jit
@@ -70,15 +70,17 @@ def row_numbers(ctx, work, o, do, statistics, results):
     delta = gl.convert_layout(gl.sum(o.to(gl.float32) * do.to(gl.float32), 1), lane)
     if traits.has_dlse:
         delta -= gl.load(statistics.dlse + at, mask=there, other=0.0)
-    seen = lse > -float("inf")
-    top = gl.where(seen, lse * LOG2_E, float("inf"))
+    seen = lse != -float("inf")
+    exponent = gl.where(seen, lse * LOG2_E, float("inf"))
+    if traits.has_dsinks:
+        sink = gl.load(statistics.sinks + work.rows.h)
+        share = gl.where(seen, gl.exp2(sink * LOG2_E - exponent), 0.0)
+        gl.store(results.dsinks + sink_part(ctx, work), -gl.sum(share * delta, 0))
+    top = gl.where(seen & (delta - delta != 0), LOWEST, exponent)
+    delta = gl.where(delta - delta == 0, delta, 0.0)
     own = numbers_start(ctx, work, work.rows.h) + work.rows.row + r
     gl.store(ctx.numbers.top + own, top)
     gl.store(ctx.numbers.delta + own, delta)
-    if traits.has_dsinks:
-        sink = gl.load(statistics.sinks + work.rows.h)
-        share = gl.where(seen, gl.exp2(sink * LOG2_E - top), 0.0)
-        gl.store(results.dsinks + sink_part(ctx, work), -gl.sum(share * delta, 0))
     return top, delta
 
 

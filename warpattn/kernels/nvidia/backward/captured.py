@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from ...pieces.element_type import element_type
 from ...pieces.modifiers import Modifiers, modifiers
 from ...pieces.softmax import LOG2_E
-from ..finite import clear_nonfinite
+from ..finite import bound_nonfinite, clear_nonfinite
 from . import arguments as sizes
 from .rows import padded_start, sequence_at, strided_rows
 
@@ -139,10 +139,10 @@ def weigh(ctx, key, number):
     gl.barrier()  # all have read the tile before
     copy_rows(ctx.k, ctx.k_smem, rows.b, h, rows.k_start, key, rows.seq_k, ctx.config.dim_qk)
     copy_rows(ctx.v, ctx.v_smem, rows.b, h, rows.k_start, key, rows.seq_k, ctx.config.dim_v)
-    fence_async_shared()
+    fence_async_shared()  # products see the copies
     gl.barrier()
-    if len(ctx.mods.mask_args) > 0:  # hidden ones are multiplied by 0
-        clear_nonfinite(ctx.k_smem)
+    if ctx.mods.keep is not None:  # hidden ones are multiplied by 0
+        bound_nonfinite(ctx.k_smem)
         clear_nonfinite(ctx.v_smem)
     s, dp = ctx.products.multiply(ctx, number)
     q, k = positions(ctx, key)

@@ -3,8 +3,9 @@
       delta = Σ dout · out - dlse       written as -delta, where the accumulator of dP begins
       shift = -lse · unit               where that of S begins: unit is 1 / scale, or 1 if a score function sees S first
 
-Rows that saw nothing, and those past the last one, have a shift of -inf and so P = 0. A sink's gradient is summed in
-parts, one a program, which the kernel after the main one adds up in their order.
+Rows that saw nothing, and those past the last one, have a shift of -inf and so P = 0. Where delta is not finite it is
+written as 0 and the shift as NaN: P is NaN where such a row sees a key, and 0 elsewhere, as ever. A sink's gradient is
+summed in parts, one a program, which the kernel after the main one adds up in their order.
 """
 
 from triton.experimental import gluon
@@ -33,9 +34,11 @@ def prepare_kernel(
     lse = gl.load(statistics.lse + rows.given, mask=rows.there, other=-float("inf"))
     if has_dlse:
         delta = delta - gl.load(statistics.dlse + rows.given, mask=rows.there, other=0.0)
-    seen = lse > -float("inf")
-    gl.store(made.shift + rows.own, gl.where(seen, -lse * unit, -float("inf")))
-    gl.store(made.delta + rows.own, -delta)
+    seen = lse != -float("inf")
+    finite = delta - delta == 0
+    shift = gl.where(finite, -lse * unit, float("nan"))
+    gl.store(made.shift + rows.own, gl.where(seen, shift, -float("inf")))
+    gl.store(made.delta + rows.own, gl.where(finite, -delta, 0.0))
     if has_sinks:
         sink = gl.load(statistics.sinks + rows.h)
         part = gl.where(seen, gl.exp2((sink - lse) * LOG2_E), 0.0) * delta

@@ -9,7 +9,7 @@
       dQ       dQ = dSᵀ · K is complete                    commit             -> reduce, and derive with one slot of dS
       dq_read  dQ has been read                            4 reduce warps     -> mma
       sums     dV and dK are complete                      commit             -> weigh, derive
-      keys     keys that are not finite are cleared        4 weigh warps      -> mma, under masks that read tensors
+      keys     all keys are finite                         4 weigh warps      -> mma, under a mask
 """
 
 from triton.experimental import gluon

@@ -26,7 +26,7 @@ def mma_role(ctx):
     state = consumer_state(STAGES)  # of the rings of Q and dO, and of the slots of dS
     tile = consumer_state(1)  # of what there is one of
     rings.q.consumer_wait(state)
-    if len(ctx.mods.mask_args) > 0:
+    if ctx.mods.keep is not None:
         await_signal(bars.keys, 0)
     else:
         rings.k.consumer_wait(tile)

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared
 
 from ...nvidia.backward.visits import STAGES, read_visit
-from ...nvidia.finite import clear_nonfinite
+from ...nvidia.finite import bound_nonfinite
 from ...nvidia.pipelines import consumer_state
 from ...pieces.modifiers import exponent_scale
 from ..layouts import element_type
@@ -26,14 +26,14 @@ PART = gl.constexpr(sizes.PART)
 
 @gluon.jit
 def weigh_role(ctx):
-    """P of every tile, then dV. Under masks that read tensors keys are made finite before: hidden ones are multiplied
-    by 0, and rows that see the others have an LSE of NaN."""
+    """P of every tile, then dV. Under a mask keys are made finite before: dQ multiplies hidden ones by 0, and rows that
+    see what was not finite have a shift of NaN."""
     queries: gl.constexpr = ctx.config.block_m
     rings = ctx.rings
     bars = rings.bars
-    if len(ctx.mods.mask_args) > 0:
+    if ctx.mods.keep is not None:
         rings.k.consumer_wait(consumer_state(1))
-        clear_nonfinite(rings.k.smem.index(0).reshape([ctx.config.rows, ctx.config.padded_qk]))
+        bound_nonfinite(rings.k.smem.index(0).reshape([ctx.config.rows, ctx.config.padded_qk]))
         signal(bars.keys)
     state = consumer_state(STAGES)  # of the ring of Q
     tile = consumer_state(1)  # of what there is one of

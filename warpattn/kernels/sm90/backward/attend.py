@@ -28,7 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ...nvidia.backward.turns import pass_turn
 from ...nvidia.backward.visits import STAGES, Visit, at_keys, first_visit, following_visit, read_visit
-from ...nvidia.finite import clear_nonfinite
+from ...nvidia.finite import bound_nonfinite, clear_nonfinite
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import as_quads, pack, unpack
@@ -74,10 +74,10 @@ def attend_keys(ctx, visit, state, held, wg: gl.constexpr):
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     sums = Sums(zero_columns(config.rows, config.widths_qk), zero_columns(config.rows, config.widths_v))
-    wait_keys(ctx, rings.k, held, wg)
+    wait_finite(ctx, rings.k, held, state, wg, bound_nonfinite)
     s = warpgroup_mma_wait(0, deps=(start_scores(ctx, state, first_scores(ctx, state), wg),))
     weights = attend(ctx, s, state, visit, wg)
-    wait_keys(ctx, rings.v, held, wg)
+    wait_finite(ctx, rings.v, held, state, wg, clear_nonfinite)
     more = visit.more()
     turn = no_turn(ctx)
     while more:
@@ -146,16 +146,15 @@ def finish_keys(ctx, sums, weights, state, held, turn, wg: gl.constexpr):
 
 
 @gluon.jit
-def wait_keys(ctx, ring, held, wg: gl.constexpr):
-    """The warpgroup's keys or values have arrived, and under a mask that reads tensors all of them are finite: hidden
-    ones are multiplied by 0, and rows that see the others have an LSE or a delta of NaN. Index masks hide them from
-    some rows only and do not pay, as in the forward (prefill/epilogue.py)."""
+def wait_finite(ctx, ring, held, state, wg: gl.constexpr, replace: gl.constexpr):
+    """The warpgroup's keys or values have arrived, and under a mask `replace` has made all of them finite: hidden ones
+    are multiplied by 0. Rows that see what was not finite have a shift of NaN."""
     ring.consumer_wait(held)
-    if len(ctx.mods.mask_args) > 0:
+    if ctx.mods.keep is not None:
         boxes: gl.constexpr = ring.parts // ctx.config.key_parts
         for box in gl.static_range(boxes):
-            tile = ring.tile(held, wg * boxes + box)
-            clear_nonfinite(tile.reshape([ctx.config.rows, tile.shape[-1]]))
+            tile = held_tile(ring, state, wg * boxes + box)
+            replace(tile.reshape([ctx.config.rows, tile.shape[-1]]))
 
 
 @gluon.jit

@@ -15,6 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma_wait
 
 from ...nvidia.backward.visits import STAGES, read_visit
+from ...nvidia.finite import bound_nonfinite, clear_nonfinite
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.softmax import as_quads, pack
 from ..columns import wait_columns, zero_columns
@@ -33,7 +34,7 @@ from .attend import (
     start_value_scores,
     tile_of,
     value_score_products,
-    wait_keys,
+    wait_finite,
 )
 from .epilogue import store_keys
 
@@ -48,7 +49,7 @@ def weigh_role(ctx):
     p_state = consumer_state(config.ds_stages)
     rings.q.consumer_wait(state)
     visit = read_visit(ctx, state)
-    wait_keys(ctx, rings.k, consumer_state(1), 0)
+    wait_finite(ctx, rings.k, consumer_state(1), state, 0, bound_nonfinite)
     s = warpgroup_mma_wait(0, deps=(start_scores(ctx, state, first_scores(ctx, state), 0),))
     rings.q.consumer_release(state)
     weights = attend(ctx, s, state, visit, 0)
@@ -107,7 +108,7 @@ def derive_role(ctx):
     ds_state = consumer_state(config.ds_stages)  # of the rings of P and dS
     rings.q.consumer_wait(state)
     visit = read_visit(ctx, state)
-    wait_keys(ctx, rings.v, consumer_state(1), 0)
+    wait_finite(ctx, rings.v, consumer_state(1), state, 0, clear_nonfinite)
     rings.do.consumer_wait(state)
     dp = warpgroup_mma_wait(0, deps=(start_value_scores(ctx, state, row_numbers(ctx, rings.delta, state), 0),))
     rings.do.consumer_release(state)
