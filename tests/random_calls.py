@@ -58,8 +58,8 @@ def draw(arch: str, seed: int) -> Drawn:
         case = replace(case, kind="paged-ragged", lens_q=lens_q)
         return drawn._replace(case=case, how=drawn.how if drawn.how in ("as drawn", "visible") else "as drawn")
     if what == "trains" and _trains(case, limits.backward):
-        hidden = "unseen keys" if arch == "sm100" else "unseen"  # Blackwell's forward does not look for hidden values
-        return Drawn(case, chance.choice(["as drawn"] + [hidden] * _reads(case)), trains=True)
+        hidden = "unseen" if _hides(arch, case) else "unseen keys"  # of its output, which gradients are made of
+        return Drawn(case, chance.choice(("as drawn", hidden)), trains=True)
     if what == "stored" and limits.eight_bit is not None and case.layout != "unaligned":
         stored = _stored(case, limits.eight_bit, chance)
         hides = arch == "sm90" and "added" not in case.mask
@@ -112,10 +112,11 @@ def _trains(case: Case, limits: BackwardLimits) -> bool:
 
 
 def _hides(arch: str, case: Case) -> bool:
-    """Whether an architecture's kernels look for hidden values, whatever the sizes; see docs/numbers.md."""
+    """Whether an architecture's kernels look for hidden values of 16 bits; see docs/numbers.md."""
+    narrow = max(case.dim, case.dim_v) <= 128
     if arch == "sm100":
-        return False
-    return arch == "sm90" or max(case.dim, case.dim_v) <= 128 or _reads(case)
+        return narrow and case.page_size % 8 == 0
+    return arch == "sm90" or narrow or _reads(case)
 
 
 def _reads(case: Case) -> bool:
