@@ -120,7 +120,7 @@ def test_single_elements_may_have_any_stride():
 
 def score_of(key):
     """What a kernel's key says of its score."""
-    _, (_, score, *_) = key[2]
+    _, (_, score, *_), *_ = key[2]
     return score
 
 
