@@ -30,9 +30,10 @@ REASONS = """Why some are behind (what was tried: [bench/notes.md](../bench/note
   with 8/1 heads at D 256 (again as it was timed since), 2 × 8192 window 128 with 32/8 heads, 32 × 729 at D 72, and
   4 × 4096 at D 40 and, full, 72 to 96. All other rows have the tiles that they were timed with.
 - *Soft-cap at head dim 256*: two special functions a score, and 64 keys a tile.
-- *Faster since this record*: warpgroups run one copy of their loop, and their waits have no barrier. By a script on one H100 (2026-11-27, 13
-  rounds in turn, experiment 215) flash-attn-4 takes 1.01, 1.01 and 1.12 × as long as we do at 96, 80 and 72 full, 1.08 and 1.09 × at 40 and 96 causal, 1.11 × at
-  2 × 4096 with 64/8 heads at D 64, 1.04 × at 192/128, 1.00 × at 1k over 16k; 0.98 × at 1 × 33792 full and at 1 × 16384 of 192/128.
+- *Faster since this record*: warpgroups run one copy of their loop, and their waits have no barrier. By a script on
+  one H100 (2026-11-27, 13 rounds in turn, experiment 215) flash-attn-4 takes 1.01, 1.01 and 1.12 × as long as we do at
+  96, 80 and 72 full, 1.08 and 1.09 × at 40 and 96 causal, 1.11 × at 2 × 4096 with 64/8 heads at D 64, 1.04 × at
+  192/128, 1.00 × at 1k over 16k; 0.98 × at 1 × 33792 full and at 1 × 16384 of 192/128.
 """
 POINTS = 0.03  # of a ratio, by which two cards may differ
 COLOURS = {"cudnn": BLUE, "fa3": GREEN, "fa4": ORANGE}
