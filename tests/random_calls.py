@@ -77,7 +77,7 @@ def _stored(case: Case, limits: EightBitLimits, chance: random.Random) -> Drawn:
     if chance.random() < 0.4:
         dim, dim_v = chance.choice((64, 128)), chance.choice((0, 64, 128))  # so that blocks of columns can have scales
     case = replace(case, dim=dim, dim_v=dim_v, page_size=-(-case.page_size // 8) * 8)
-    narrow = bool(limits.queries) and chance.random() < 0.5
+    narrow = bool(limits.queries) and chance.random() < 0.5 and max(dim, dim_v) <= limits.product_dim
     if narrow:
         case = replace(case, dtype=torch.bfloat16, scale=case.scale or None)  # the dtype of the result
     allowed = [_taken(case, limits, limits.scales_of(operand, narrow)) for operand in "kvq"[: 2 + narrow]]
