@@ -92,6 +92,7 @@ def entry(kernel: Kernel, first: Loop, copy: Copy) -> Entry:
     compiler still knows that it is a constant, or the same in all lanes.
     """
     spans, found = (kernel.span(first.blocks), kernel.span(copy.loop.blocks)), Entry()
+    cycles = {i for part in kernel.cycles for block in part for i in kernel.span(range(block, block + 1))}
     planned: dict[str, str] = {}
 
     def made(register: str) -> str:
@@ -101,14 +102,19 @@ def entry(kernel: Kernel, first: Loop, copy: Copy) -> Entry:
         copied = COPY.match(text)
         return made(copied[1]) or text if copied else text
 
+    def stays(register: str) -> bool:
+        """Whether no other loop writes a register, so that it has one value on the way to the loop."""
+        lines = (i for i in kernel.definitions.get(register, ()) if not any(i in span for span in spans))
+        return not any(i in cycles for i in lines)
+
     def prepare(p: str, q: str) -> bool:
         """Plan that p has q's value; False where another one is planned for it."""
         if p == q or p in planned:
             return planned.get(p, q) == q
         mine, its = made(p), made(q)
-        operands = zip(REGISTER.findall(mine)[1:], REGISTER.findall(its)[1:], strict=False)
+        operands = list(zip(REGISTER.findall(mine)[1:], REGISTER.findall(its)[1:], strict=False))
         alike = ARITHMETIC.match(mine) and REGISTER.sub("%", mine) == REGISTER.sub("%", its)
-        if alike and all(prepare(a, b) for a, b in operands):
+        if alike and all(stays(a) and stays(b) and prepare(a, b) for a, b in operands):
             found.again[p] = "\t" + REGISTER.sub(p, mine, count=1)
         else:
             found.moved[p] = q

@@ -99,14 +99,18 @@ class Kernel:
                 found.setdefault(register, []).append(i)
         return found
 
-    def loops(self) -> list[Loop]:
-        """Outermost loops, but for that of the workers over their roles."""
+    @cached_property
+    def cycles(self) -> list[list[int]]:
+        """Blocks that reach each other, but for the workers' loop over their roles."""
         import networkx
 
         edges = ((a, b) for a, following in enumerate(self.successors) for b in following)
         parts = (sorted(part) for part in networkx.strongly_connected_components(networkx.DiGraph(edges)))
-        found = (self._loop(part) for part in parts if part[0] in self.successors[part[-1]] or len(part) > 1)
-        return sorted((loop for loop in found if loop), key=lambda loop: loop.blocks[0])
+        return sorted(part for part in parts if part[0] in self.successors[part[-1]] or len(part) > 1)
+
+    def loops(self) -> list[Loop]:
+        """The cycles that are one piece of text with one entry and one way out."""
+        return [loop for part in self.cycles if (loop := self._loop(part))]
 
     def _loop(self, part: list[int]) -> Loop | None:
         inside, blocks = set(part), range(part[0], part[-1] + 1)

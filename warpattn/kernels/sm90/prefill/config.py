@@ -201,8 +201,9 @@ class SM90Config(KeyTileSizes, EightBitSizes):
 
     @property
     def alike(self) -> bool:
-        """Whether warpgroups may share code at all: two without turns, in wide heads, were 14 % slower for it."""
-        return self.take_turns or self.consumers > 3
+        """Whether warpgroups may share code at all: head dim 256, without turns, was 14 % slower for it, and of those
+        between only 192 was tried, whose two warpgroups' code differs."""
+        return self.padded_qk <= 128 and (self.take_turns or self.consumers > 3)
 
     @property
     def max_registers(self) -> int:
