@@ -62,9 +62,9 @@ class Case:
         offsets = [torch.tensor([0, *accumulate(part)], dtype=torch.int32) for part in zip(*self.lengths, strict=True)]
         return Ragged(*offsets)
 
-    def inputs(self) -> dict[str, Tensor]:
+    def inputs(self, draw_number: int = 0) -> dict[str, Tensor]:
         """q, k, v, dout and, if the case has them, sinks and dlse."""
-        generator = torch.Generator().manual_seed(self.seq_q + 7 * self.seq_k)
+        generator = torch.Generator().manual_seed(self.seq_q + 7 * self.seq_k + 1000 * draw_number)
 
         def draw(*sizes: int) -> Tensor:
             return torch.randn(sizes, generator=generator)

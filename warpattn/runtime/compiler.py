@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from warpattn.errors import AttentionError
-from warpattn.problem.arch import TARGETS, triton_target
+from warpattn.problem.arch import ARCHS, TARGETS, triton_target
 from warpattn.problem.launch import Launch
 from warpattn.runtime import hip
 from warpattn.runtime.cache_folder import private_temporary
@@ -55,9 +55,18 @@ def compiled(launch: Launch, target: str | None = None) -> Any:
     with refusals_named(launch.name):
         try:
             kernel = _somewhere(compile_it)
-            return with_shared_code(kernel, chip, launch) if launch.shared_code else kernel
         except OSError as error:
             raise AttentionError(f"{launch.name} cannot be compiled: {error}") from error
+        check_memory(launch, kernel.metadata.shared)
+        return with_shared_code(kernel, chip, launch) if launch.shared_code else kernel
+
+
+def check_memory(launch: Launch, shared: int) -> None:
+    """Raise AttentionError if a block of the launch's chip has less shared memory than the kernel needs, in bytes."""
+    most = ARCHS[launch.arch].smem
+    if shared > most:
+        text = f"{launch.name} needs {shared:,} bytes of shared memory; a block of {launch.arch} has {most:,} at most"
+        raise AttentionError(text)
 
 
 def with_shared_code(kernel: Any, chip: Any, launch: Launch) -> Any:

@@ -14,6 +14,7 @@ from .arguments import bind, mark_preceding_writes, without_folded
 from .blas import one_thread
 from .errors import SimulationError
 from .ir.module import Module, parse_module
+from .ir.placement import BLOCK_BYTES, check_fits
 from .link import link
 from .machine.agents import SCHEDULES
 from .machine.machine import Machine
@@ -26,7 +27,6 @@ from .timing.replay import replay
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_BACKENDS = {"cuda:90", "cuda:100", "cuda:103", "hip:gfx942", "hip:gfx950"}
 MAX_PROGRAMS = 1 << 16
 _FLAGS = ("timing", "fixed_order", "first_finding")
 
@@ -164,8 +164,9 @@ def ttgir_of(kernel: Any) -> str:
 def linked(text: str) -> Module:
     """The module of a text, ready to run."""
     module = parse_module(text)
-    if module.target not in _BACKENDS:
+    if module.target not in BLOCK_BYTES:
         raise SimulationError(
-            f"the kernel is compiled for {module.target}; the simulator runs {', '.join(sorted(_BACKENDS))}"
+            f"the kernel is compiled for {module.target}; the simulator runs {', '.join(sorted(BLOCK_BYTES))}"
         )
+    check_fits([buffer.type for buffer in module.buffers], text, module.target)
     return link(module)

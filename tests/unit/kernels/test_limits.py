@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 
 from warpattn.errors import AttentionError
+from warpattn.kernels.sm90.paged_ragged import PagedRaggedConfig
+from warpattn.kernels.sm90.prefill.config import ALIGNMENT
 from warpattn.problem import Call, Problem, validate
+from warpattn.problem.arch import ARCHS as CHIPS
+from warpattn.problem.problem import Scales
 from warpattn.problem.rules import MAX_SIZE
 from warpattn.runtime.plan import plan
 from warpattn.sequences import Dense
@@ -82,3 +88,32 @@ def test_sizes_that_no_tensors_could_have(arch, changes, reason):
 
 def test_an_empty_sequence_has_a_plan():
     assert plan(problem(seq_k=0)).kernel
+
+
+STORED = [
+    Scales("head", "head", None), Scales("token", "token", None), Scales(64, 64, None), Scales(128, 128, None),
+    Scales("token", 64, None), Scales("head", "head", "head"), Scales("token", "token", "token"),
+    Scales("64 rows", "head", "64 rows"),
+]  # fmt: skip
+KINDS = ("dense", "ragged", "paged", "paged-ragged")
+
+
+def prefills_of_8_bits(scales: Scales, dim: int) -> Iterator[Problem]:
+    """Few and many queries of one head dim, of all kinds of sequences."""
+    bits = torch.float8_e4m3fn
+    for kind, seq_q, dim_v in product(KINDS, (100, 5000), {dim, min(dim, 128)}):
+        yield problem(
+            kind=kind, page_size=16 if "paged" in kind else 0, max_q=seq_q if kind == "paged-ragged" else 0,
+            seq_q=seq_q, seq_k=seq_q + 32, dim_qk=dim, dim_v=dim_v, kv_dtype=bits,
+            q_dtype=bits if scales.q else None, scales=scales,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("scales", STORED, ids=str)
+def test_tiles_of_8_bits_and_their_scales_fit_a_block(scales: Scales) -> None:
+    for dim in range(16, 257, 16):
+        for asked in prefills_of_8_bits(scales, dim):
+            config = plan(asked, "sm90").choice.config
+            choices = (config.few, config.many) if isinstance(config, PagedRaggedConfig) else ()
+            for each in [choice.config for choice in choices if choice] or [config]:
+                assert each.topology.smem_bytes + ALIGNMENT <= CHIPS["sm90"].smem, (asked.kind, dim, asked.dim_v)

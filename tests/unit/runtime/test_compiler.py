@@ -16,7 +16,7 @@ import warpattn as wa
 from tests.launches import small_call
 from warpattn.kernels.pieces import codegen
 from warpattn.runtime import compiler, hip, simulate
-from warpattn.runtime.compiler import artifact_of, compiled, folder_refusal, refusals_named
+from warpattn.runtime.compiler import artifact_of, check_memory, compiled, folder_refusal, refusals_named
 from warpattn.runtime.launches import list_launches
 
 
@@ -83,6 +83,13 @@ def test_machine_code_and_threads_of_a_maker(arch, code, threads, monkeypatch):
     monkeypatch.setattr(hip, "check_layout", lambda *_: None)
     artifact = artifact_of(SimpleNamespace(arch=arch, name="kernel"))
     assert (artifact.cubin, artifact.threads) == (code, threads)
+
+
+def test_a_kernel_of_more_shared_memory_than_a_block_has():
+    launch = SimpleNamespace(arch="gfx942", name="cdna.attend")
+    check_memory(launch, 65_536)
+    with pytest.raises(wa.AttentionError, match=r"cdna.attend needs 65,537 bytes .* gfx942 has 65,536 at most"):
+        check_memory(launch, 65_537)
 
 
 def test_folders_that_triton_may_not_write_into(tmp_path):

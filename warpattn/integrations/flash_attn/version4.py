@@ -64,7 +64,7 @@ def flash_attn_func(given: Given) -> tuple[Tensor, Tensor | None]:
     qv (batch, seq_q, heads_q, dim_v)."""
     given = given if given.qv is None else absorbed(given)
     out, lse = attention(given.q, given.k, given.v, **_tail(given)._asdict(), return_lse=True)
-    return out, lse if given.return_lse else None
+    return out, lse if _keeps_lse(given) else None
 
 
 @drop_in(
@@ -85,7 +85,13 @@ def flash_attn_varlen_func(given: Given) -> tuple[Tensor, Tensor | None]:
     queries = packed.Queries(given.q, given.cu_seqlens_q, given.max_seqlen_q, given.seqused_q)
     lengths = given.cu_seqlens_k, given.max_seqlen_k, given.seqused_k
     out, lse = packed.attend(queries, packed.Keys(given.k, given.v, *lengths, given.page_table), _tail(given))
-    return out, lse if given.return_lse else None
+    return out, lse if _keeps_lse(given) else None
+
+
+def _keeps_lse(given: Given) -> bool:
+    """Whether flash-attn 4 returns the LSE: if it is wanted, or a gradient may be."""
+    trained = (x for x in (given.q, given.k, given.v, given.learnable_sink) if isinstance(x, Tensor))
+    return bool(given.return_lse) or any(x.requires_grad for x in trained)
 
 
 @drop_in(

@@ -14,12 +14,9 @@ import torch
 
 from ..compile import ARCHS
 from ..errors import SimulationError
+from ..ir.placement import BLOCK_BYTES
 
-# Of one card: streaming multiprocessors or compute units, and bytes of shared memory that a block may have.
-_SIZES = {
-    "sm90": (132, 232_448), "sm100": (148, 232_448), "sm103": (148, 232_448), "gfx942": (304, 65_536),
-    "gfx950": (256, 163_840),
-}  # fmt: skip
+_PROCESSORS = {"sm90": 132, "sm100": 148, "sm103": 148, "gfx942": 304, "gfx950": 256}  # of one card
 _REGISTERS = 65_536
 _GENERATION = {"sm90": (9, 0), "sm100": (10, 0), "sm103": (10, 3), "gfx942": (9, 4), "gfx950": (9, 5)}
 
@@ -102,11 +99,11 @@ class _Utilities:
         self.arch = arch
 
     def get_device_properties(self, device: Any = None) -> dict[str, int]:
-        processors, shared = _SIZES[self.arch]
-        lanes = ARCHS[self.arch][2]
+        backend, chip, lanes = ARCHS[self.arch]
         return {
-            "max_shared_mem": shared, "max_num_regs": _REGISTERS, "multiprocessor_count": processors,
-            "warpSize": lanes, "sm_clock_rate": 1, "mem_clock_rate": 1, "mem_bus_width": 1,
+            "max_shared_mem": BLOCK_BYTES[f"{backend}:{chip}"], "max_num_regs": _REGISTERS,
+            "multiprocessor_count": _PROCESSORS[self.arch], "warpSize": lanes,
+            "sm_clock_rate": 1, "mem_clock_rate": 1, "mem_bus_width": 1,
         }  # fmt: skip
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: Any) -> tuple[Any, Any, int, int, int]:

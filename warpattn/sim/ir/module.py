@@ -20,7 +20,7 @@ from typing import Any
 from ..errors import SimulationError
 from .ctas import Ctas
 from .locations import Frame, Locations
-from .placement import first_bytes, may_share
+from .placement import may_share, placement
 from .valuetypes import Type, parse_type, places_at_top, split_top
 
 _NAME = re.compile(r"%[\w.$-]+(?:#\d+)?")
@@ -133,14 +133,19 @@ class Module:
         roles = [int(n) for n in re.findall(r"^ *partition(\d+)\(", self.text, re.MULTILINE)]
         return max(roles) + 3 if roles else 1
 
+    @property
+    def buffers(self) -> list[Op]:
+        """The allocations of shared memory."""
+        return [op for block in self.functions.values() for op in walk(block) if op.name == "ttg.local_alloc"]
+
     @cached_property
     def first_bytes(self) -> Mapping[int, int]:
         """Where buffers begin in shared memory, by the uid of their allocation; none where no two can meet there, or
         Triton copies functions into each other."""
         if not may_share(self.functions[self.entry]):
             return {}
-        uids = sorted(op.uid for block in self.functions.values() for op in walk(block) if op.name == "ttg.local_alloc")
-        found = first_bytes(self.text, self.target)
+        uids = sorted(op.uid for op in self.buffers)
+        found = placement(self.text, self.target).first
         return dict(zip(uids, found, strict=True)) if len(uids) == len(found) else {}
 
 

@@ -1,4 +1,4 @@
-"""Where Triton puts a kernel's buffers in shared memory.
+"""Where Triton puts a kernel's buffers in shared memory, and whether they fit.
 
 Two buffers get the same bytes if none is used while the other is: from its allocation to the last operation that names
 it. What still runs behind that, such as a copy out of a tile, meets whatever the next buffer is written with.
@@ -9,10 +9,35 @@ from __future__ import annotations
 import re
 import tempfile
 from functools import lru_cache
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
+from ..errors import SimulationError
+
+# Bytes of shared memory that a block may have.
+BLOCK_BYTES = {
+    "cuda:90": 232_448, "cuda:100": 232_448, "cuda:103": 232_448, "hip:gfx942": 65_536, "hip:gfx950": 163_840,
+}  # fmt: skip
 _PTX = 90  # version of the instructions, on which room for conversions of layouts depends
+_TOTAL = re.compile(r"\bttg\.shared = (\d+)")
 _ALLOCATED = re.compile(r"= ttg\.local_alloc\b.*\ballocation\.offset = (\d+)")
+
+
+class Placement(NamedTuple):
+    """Bytes of shared memory."""
+
+    first: tuple[int, ...]  # the first one of each buffer, in the order of their allocations
+    total: int
+
+
+def check_fits(buffers: list[Any], text: str, target: str) -> None:
+    """Raise SimulationError for a kernel that needs more than a block of its chip may have. buffers: the types of its
+    allocations. Triton is only called, which takes as long as to parse the text, where they nearly fill it."""
+    most, sizes = BLOCK_BYTES[target], (prod(buffer.shape) * buffer.itemsize for buffer in buffers)
+    if sum(sizes) > most - most // 64 and (total := placement(text, target).total) > most:
+        raise SimulationError(
+            f"the kernel needs {total:,} bytes of shared memory; a block of {target} has {most:,} at most"
+        )
 
 
 def may_share(block: Any) -> bool:
@@ -41,9 +66,9 @@ def _within(op: Any) -> list[Any]:
 
 
 @lru_cache(64)
-def first_bytes(text: str, target: str) -> tuple[int, ...]:
-    """The first byte in shared memory of each buffer of a kernel, in the order of their allocations, by the passes that
-    Triton runs on its TTGIR; none for a text that Triton cannot read."""
+def placement(text: str, target: str) -> Placement:
+    """Where a kernel's buffers are, by the passes that Triton runs on its TTGIR; nowhere for a text that it cannot
+    read."""
     from triton._C.libtriton import amd, ir, nvidia, passes
 
     context = ir.context()
@@ -55,7 +80,7 @@ def first_bytes(text: str, target: str) -> tuple[int, ...]:
         try:
             module = ir.parse_mlir_module(file.name, context)
         except RuntimeError:
-            return ()
+            return Placement((), 0)
     module.context = context
     manager, (maker, _, chip) = ir.pass_manager(context), target.partition(":")
     if maker == "cuda":
@@ -67,5 +92,7 @@ def first_bytes(text: str, target: str) -> tuple[int, ...]:
         nvidia.passes.ttgpuir.add_allocate_shared_memory_nv(manager, int(chip), _PTX)
     else:
         amd.passes.ttgpuir.add_allocate_shared_memory(manager, chip)
-    manager.run(module, "first_bytes")
-    return tuple(int(found) for found in _ALLOCATED.findall(str(module)))
+    manager.run(module, "placement")
+    placed = str(module)
+    total = _TOTAL.search(placed)
+    return Placement(tuple(int(found) for found in _ALLOCATED.findall(placed)), int(total[1]) if total else 0)

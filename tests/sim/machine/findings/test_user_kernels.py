@@ -14,9 +14,9 @@ from tests.sim.blackwell import user_kernels as blackwell
 from tests.sim.builds import build, run
 from tests.sim.machine.findings.test_faults import matches
 from tests.sim.machine.kernels import user as kernels
-from warpattn.sim import Report, TensorDescriptor, simulate
+from warpattn.sim import Report, SimulationError, TensorDescriptor, simulate
 from warpattn.sim.ir.module import parse_module
-from warpattn.sim.ir.placement import first_bytes
+from warpattn.sim.ir.placement import placement
 
 N = 64
 TILE = (N, N)
@@ -230,8 +230,17 @@ def test_where_triton_puts_buffers():
     built = (build(kernels.two_tiles_kernel, args, {"FAULT": way}, layout=layout()) for way in ("", "kept"))
     text, kept = (kernel.asm["ttgir"] for kernel in built)
     assert sorted(parse_module(text).first_bytes.values()) == [0, 0] and not parse_module(kept).first_bytes
-    assert first_bytes(kept, "cuda:90") == (0, 2 * N * N)
-    assert first_bytes("module {", "cuda:90") == (), "no text of Triton's"
+    assert placement(kept, "cuda:90").first == (0, 2 * N * N)
+    assert placement("module {", "cuda:90") == ((), 0), "no text of Triton's"
+
+
+def test_more_shared_memory_than_a_block_may_have_is_refused():
+    """28 tiles of 8 KiB are 224 of 227 KiB."""
+    out = unwritten(N, N)
+    args = {"out_desc": TensorDescriptor(out, TILE)}
+    assert run(kernels.tiles_kernel, (1,), args, {"TILES": 28}, layout=layout()).clean and (out == 1).all()
+    with pytest.raises(SimulationError, match=r"needs 237,568 bytes .* block of cuda:90 has 232,448 at most"):
+        run(kernels.tiles_kernel, (1,), args, {"TILES": 29}, layout=layout())
 
 
 def test_both_orders_of_shared_bytes_are_named():

@@ -293,6 +293,16 @@ def two_tiles_kernel(first_desc, out, FAULT: gl.constexpr):
 
 
 @gluon.jit
+def tiles_kernel(out_desc, TILES: gl.constexpr):
+    """Tiles of fp16 in shared memory, of which the last one is written."""
+    tiles = gl.allocate_shared_memory(gl.float16, [TILES, N, N], out_desc.layout)
+    tiles.index(TILES - 1).store(gl.full([N, N], 1.0, gl.float16, TILE))
+    fence_async_shared()
+    tma.async_store(out_desc, [0, 0], tiles.index(TILES - 1))
+    tma.store_wait(0)
+
+
+@gluon.jit
 def halves_kernel(half_desc, out, FAULT: gl.constexpr):
     """Two half tiles go out by TMA; then a whole one gets the bytes of both."""
     half: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])

@@ -252,7 +252,7 @@ def test_every_argument_is_read_refused_or_a_hint(module, name, monkeypatch):
     """What the function asks for, when it is followed into what it calls."""
     function = getattr(module, name)
     text = inspect.getsource(inspect.unwrap(function))
-    helpers = ["_tail", "_trained", "_result", "_dense", "_extra"] + ["_scaled"] * ("_scaled(" in text)
+    helpers = ["_tail", "_trained", "_result", "_dense", "_extra", "_keeps_lse"] + ["_scaled"] * ("_scaled(" in text)
     text += "".join(inspect.getsource(getattr(module, helper)) for helper in helpers if hasattr(module, helper))
     if "kvcache" in name:
         text += inspect.getsource(sys.modules["warpattn.integrations.flash_attn.cache"])
@@ -315,6 +315,18 @@ def test_dense_attention_in_compiled_graphs():
     with torch.no_grad():
         for call in calls:
             assert torch.equal(torch.compile(call, backend="eager", fullgraph=True)(q), call(q))
+
+
+@pytest.mark.parametrize("trained", ["q", "k", "v", "learnable_sink"])
+def test_version_4_returns_the_lse_where_a_gradient_may_be_wanted(trained):
+    given = dict(zip("qkv", dense(), strict=True)) | {"learnable_sink": torch.randn(H)}
+    assert version4.flash_attn_func(**given)[1] is None
+    given[trained].requires_grad_()
+    packed = given | {name: given[name].flatten(0, 1) for name in "qkv"}
+    starts = {f"cu_seqlens_{name}": torch.arange(B + 1, dtype=torch.int32) * given[name].shape[1] for name in "qk"}
+    _, lse = version4.flash_attn_func(**given)
+    _, packed_lse = version4.flash_attn_varlen_func(**packed, **starts)
+    torch.testing.assert_close(lse.transpose(0, 1).flatten(1), packed_lse)
 
 
 def test_modules_are_installed_and_taken_away():

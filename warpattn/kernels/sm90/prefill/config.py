@@ -19,6 +19,7 @@ from .eight_bit.sizes import EightBitSizes
 CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma
 SMEM_LIMIT = 232_448  # 227 KiB of a block on sm_90
 ALIGNMENT = 512  # bytes that the compiler may add
+LEAST_STORED = 16  # columns of the output
 WIDE_QUERIES = 256  # columns: of more, shared memory has a query tile and 32 keys at a time
 ONE_SLOT = 448  # columns of queries up to which there are two slots of values beside them
 RECOMPUTE_BARRIERS = 6  # of recompute.py: full and empty of a slot each for K, V and Q
@@ -282,7 +283,7 @@ def _stages(columns: int) -> int:
 
 def stored(config: SM90Config) -> SM90Config:
     """The config with as many columns of the output stored at once as there is memory for."""
-    if config.smem_bytes + ALIGNMENT <= SMEM_LIMIT:
-        return config
-    widest = 128 if config.block_n == 64 else 64
-    return replace(config, store_parts=(min(widest, config.v_parts[-1]),))
+    columns = min(128 if config.block_n == 64 else 64, config.v_parts[-1])
+    while config.smem_bytes + ALIGNMENT > SMEM_LIMIT and columns >= LEAST_STORED:
+        config, columns = replace(config, store_parts=(columns,)), columns // 2
+    return config
