@@ -20,8 +20,8 @@ NAMES = {
     "decode": "2026-11-22-decode.json",
     "flash": "2026-11-21-decode-fa4.json",
     "ragged": "2026-11-21-ragged.json",
-    "wide": "2026-11-22-wide.json",
-    "wide h100": "../h100/2026-11-22-wide.json",
+    "wide": "2026-11-27-wide.json",
+    "wide h100": "../h100/2026-11-27-wide.json",
 }
 
 INTRODUCTION = """# Benchmarks

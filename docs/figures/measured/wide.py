@@ -8,32 +8,15 @@ from docs.figures.svg import BLUE, GREEN, GREY, ORANGE, RED, box, picture, words
 
 REASONS = """Why some are behind (what was tried: [bench/notes.md](../bench/notes.md), from experiment 117 on):
 
-- *Head dims 72, 80, 96, full*: 192 rows and three warpgroups hide exponentials better. Since this record they have
-  them: a warpgroup's two products wait for each other, so that 160 registers hold 128 keys. That takes 0.92 × the time
-  of this record's tile at 80 and 0.95 × at 96, each pair in one run on an H200 (experiment 189). By these ratios it
-  makes 0.98 of flash-attn-4's speed, which was not in that run.
-- *40* was padded to 64 columns, in flash-attn-4 to 48. Since this record it has 32 + 16: 310.2 instead of 323.4 µs
-  causal, 529.5 instead of 529.0 full (48 columns beside 40, experiment 190).
-- *Head dim 64 with 64/8 heads*: registers spilled by masked tiles. Since this record they do not, and at 2 × 4k and
-  8 × 2k the plan packs 8 heads into a tile: the best of all tiles at 20 × 2322 with 16/2 heads (experiment 191); the
-  rows of this table were not measured again.
-- *192 full, 192/128 at 16 k, 33 k full*: 1 to 4 %; the peers' key tiles are larger (up to 176 keys).
-- *1 k over 16 k, 2 k over 32 k*: 256 and 512 nearly equal tiles for 132 SMs; keys in parts would not end sooner.
-- *64 × 256, 128 × 128*: tiles of one or two key tiles. At head dim 128 the bytes of 64 × 256 alone take 61 of 80 µs.
-  Since this record other tiles and another order take 52.5 instead of 59.4 µs (64 × 256 full), 90.5 instead of 104.8
-  (128 × 128) and 74.9 instead of 78.3 (64 × 256 causal), each pair in one run on an H200, without peers
-  (experiments 164, 165).
-- *Documents at head dim 128*: the mask is tested in tiles at a document's end, with two numbers a query from memory;
-  the peer gets the lengths, as `attention_varlen` is.
-- *Chosen differently since this record*, and not timed beside peers again: 64 × 577 and 64 × 256 at D 64, 16 × 512,
-  128 × 128, 256 × 64 and 64 × 256 at D 128, 4 × 64 over 8192, 8 × 2048 and 2 × 4096 with 64/8 heads at D 64, 2 × 4096
-  with 8/1 heads at D 256 (again as it was timed since), 2 × 8192 window 128 with 32/8 heads, 32 × 729 at D 72, and
-  4 × 4096 at D 40 and, full, 72 to 96. All other rows have the tiles that they were timed with.
+- *192 full, 192/128 at 16 k, 33 k full*: up to 3 %. The peers' key tiles have up to 176 keys; Triton's tensors have powers
+  of two, so ours have 64 and 128. At 192 full and 192/128 the last columns of Q stay in registers; one copy of the loop
+  for both warpgroups (experiment 215) is no faster in rows of 16 k keys, and at 192 their code differs.
+- *40 full*: 48 columns in two parts, three warpgroups. One part of 64 was as fast (experiment 190), one copy of the loop
+  1 to 5 % slower (at 64 columns, experiment 215). What flash-attn-4 does better there is not known.
+- *224 causal*: level within a percent; 64 keys a tile, as above.
+- *64 × 256 at D 128*: tiles of one or two key tiles; the bytes alone take 61 µs (H200, experiments 164, 165).
 - *Soft-cap at head dim 256*: two special functions a score, and 64 keys a tile.
-- *Faster since this record*: warpgroups run one copy of their loop, and their waits have no barrier. By a script on
-  one H100 (2026-11-27, 13 rounds in turn, experiment 215) flash-attn-4 takes 1.01, 1.01 and 1.12 × as long as we do at
-  96, 80 and 72 full, 1.08 and 1.09 × at 40 and 96 causal, 1.11 × at 2 × 4096 with 64/8 heads at D 64, 1.04 × at
-  192/128, 1.00 × at 1k over 16k; 0.98 × at 1 × 33792 full and at 1 × 16384 of 192/128.
+- Head dims 320 and 512 have no peer here: each refused them.
 """
 POINTS = 0.03  # of a ratio, by which two cards may differ
 COLOURS = {"cudnn": BLUE, "fa3": GREEN, "fa4": ORANGE}
@@ -52,8 +35,8 @@ def section(record: dict[str, Any], other: dict[str, Any]) -> list[str]:
     lines = [
         "## Wide: other head dims, groups, lengths, windows, documents",
         "",
-        f"`{record['command']}`, {record['date'][:10]}. bf16 unless fp16 is named; {_behind(rows)} of {len(rows)} "
-        "cases are behind their fastest peer. FlashAttention 3 (`fa3`) is the varlen form of its C++ kernels that vLLM "
+        f"`{record['command']}`, {record['date'][:10]}. bf16 unless fp16 is named; {_behind(rows)} of the "
+        f"{sum(bool(_speeds(results)) for _, results in rows)} cases that a peer has are behind the fastest one. FlashAttention 3 (`fa3`) is the varlen form of its C++ kernels that vLLM "
         "ships; documents are sequences of their own for it, while warpattn reads their bounds from a tensor. – where "
         "a peer has no kernel for a case.",
         "",
