@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import warpattn as wa
+from tests.drawn import drawn
 from tests.oracle import Inputs, check
 from warpattn.integrations import flex
 from warpattn.integrations.flash_attn import cache, packed, version2, version3
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.slow
 H, HKV, D = 4, 2, 64
 
 
-@pytest.fixture(params=["sm90", "sm100", "gfx942", "gfx950"], autouse=True)
+@pytest.fixture(params=drawn(["sm90", "sm100", "gfx942", "gfx950"], ["sm90", "gfx950"]), autouse=True)
 def _simulated(request, monkeypatch):
     backend = f"simulate:{request.param}"
     for module in (version2, cache, flex_call):

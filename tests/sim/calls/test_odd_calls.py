@@ -39,7 +39,7 @@ def test_head_dims_between_multiples_of_8(arch, rows, dim, dim_v):
     check(Inputs(q, k, v, mask=wa.Causal()), out, lse)
 
 
-@pytest.mark.parametrize("arch", ["sm90", "gfx942"])
+@pytest.mark.parametrize("arch", drawn(["sm90", "gfx942"], ["gfx942"]))
 def test_such_head_dims_of_every_kind_and_an_output_of_any_strides(arch):
     backend, x = f"simulate:{arch}", normal(2, 12, 2, 20)
     out = torch.full((2, 2, 12, 24), torch.nan, dtype=x.dtype)
@@ -66,7 +66,10 @@ SHAPES = list(product(["sm90", "sm100", "gfx942"], [1, 70]))
 
 @pytest.mark.parametrize(
     ("arch", "rows", "name"),
-    drawn(((*x, name) for x, name in product(SHAPES, FLAT)), [(*x, name) for x, name in each_once(SHAPES, [*FLAT])]),
+    drawn(
+        ((*x, name) for x, name in product(SHAPES, FLAT)),
+        [(*x, name) for x, name in each_once(SHAPES, [*FLAT])[1::2]],
+    ),
 )
 def test_scores_of_fewer_dimensions(arch, rows, name):
     score = FLAT[name]
@@ -83,11 +86,10 @@ def every_other(x: torch.Tensor) -> torch.Tensor:
 
 
 STRIDED = ["decode", "pages", "ragged", "ragged over pages"]
-EVERY = [*product(["sm90"], STRIDED), ("sm100", "decode"), ("sm100", "ragged"), ("gfx942", "pages"),
-         ("gfx950", "ragged over pages")]  # fmt: skip
+KEPT = [("sm90", "decode"), ("sm100", "ragged"), ("gfx942", "pages"), ("gfx950", "ragged over pages")]
 
 
-@pytest.mark.parametrize(("arch", "kind"), drawn(product(ARCHS, STRIDED), EVERY))
+@pytest.mark.parametrize(("arch", "kind"), drawn(product(ARCHS, STRIDED), KEPT))
 def test_lengths_tables_and_offsets_of_any_strides(arch, kind):
     """They have holes between their elements: a kernel that counts on none reads the wrong sequence."""
     pages, q, backend = normal(9, 16, 2, 64), normal(2, 20, 4, 64), f"simulate:{arch}"

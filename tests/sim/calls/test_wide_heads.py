@@ -54,10 +54,10 @@ OF_BLACKWELL = {
     "pages-of-4-256": replace(PAGED, dim=256, page_size=4, heads_q=4),
     "decode-256": replace(DENSE, dim=256, batch=2, seq_q=1, seq_k=1300, heads_q=8, sinks=True),
 }
-# Every kind of sequence, mask, score and size of a page, and every block and split of head dims.
+# Every kind of mask, score and page, and every block and split of head dims. Hopper has one kernel for all prefill
+# with lengths, and its step of ragged queries over pages is that one and decode.
 DRAWN = {
-    "sm90": ("prefill-320-264", "grouped", "ragged", "pages-of-3", "paged-ragged", "decode-many-rows",
-             "decode-pages-of-12", "decode-512-32"),
+    "sm90": ("prefill-320-264", "pages-of-3", "decode-many-rows", "decode-pages-of-12", "decode-512-32"),
     "sm100": ("prefill-64-512", "paged-ragged", "pages-of-3", "decode-many-rows", "decode-320-264", "prefill-192-128",
               "prefill-128-136", "ragged-256"),
 }  # fmt: skip

@@ -55,7 +55,7 @@ def stored(name: str, arch: str, per: tuple[str | int, str | int] = SCALES[0], f
     return in_eight_bits(CASES[name](), formats[arch], per)
 
 
-SOME = ("prefill", "prefill-fp16", "prefill-odd-dims", "ragged", "decode-odd-dims", "decode-256", "whole-pages")
+SOME = ("prefill-fp16", "prefill-odd-dims", "decode-odd-dims", "ragged", "whole-pages")
 
 
 @pytest.mark.parametrize(("name", "arch"), drawn(product(CASES, ARCHS), each_once(SOME, ARCHS)))
@@ -72,7 +72,7 @@ OF_TOKENS = (TOKENS, SCALES[1:], ARCHS)
 
 
 # The other cases are those of `test_values`.
-WITH_TOKENS = each_once(("prefill", "prefill-256", "ragged", "decode", "pages"), SCALES[1:], ARCHS)
+WITH_TOKENS = each_once(("prefill-256", "decode", "pages"), SCALES[1:], ARCHS)
 
 
 @pytest.mark.parametrize(("name", "per", "arch"), drawn(product(*OF_TOKENS), WITH_TOKENS))
@@ -95,7 +95,7 @@ COLUMNS = {
     "rows": ("64 rows", 64),
     "few-rows": ("128 rows", "token"),
 }
-WITH_COLUMNS = ("prefill-fp16-128", "prefill-192", "ragged-128", "decode-256", "pages", "odd-pages", "rows", "few-rows")
+WITH_COLUMNS = ("prefill-192", "decode-256", "ragged-128", "odd-pages", "rows")
 CASES |= {
     "prefill-fp16-128": lambda: Case(40, 300, dim=128, mask=SlidingWindow(70), dtype=HALF).call(),
     "prefill-192": lambda: Case(40, 90, dim=192, dim_v=128, mask=Causal(), score=SoftCap(3.0)).call(),
@@ -115,7 +115,7 @@ def test_scales_of_columns(name, arch):
 OTHERS = ("prefill-fp16", "decode")
 
 
-@pytest.mark.parametrize(("name", "arch"), drawn(product(OTHERS, ARCHS), each_once(OTHERS, ARCHS)))
+@pytest.mark.parametrize(("name", "arch"), drawn(product(OTHERS, ARCHS), each_once(OTHERS, ARCHS)[1:]))
 def test_the_other_format(name, arch):
     check(stored(name, arch, formats=E5M2), arch)
 
@@ -157,7 +157,7 @@ def test_every_number_of_the_format(name, dtype, arch):
 PER = ("token", 64)
 
 
-@pytest.mark.parametrize(("per", "arch"), drawn(product(PER, ARCHS), each_once(PER, ARCHS)))
+@pytest.mark.parametrize(("per", "arch"), drawn(product(PER, ARCHS), [(64, "gfx950")]))
 def test_hidden_bytes_and_scales(arch, per):
     """Under a mask that reads tensors, NaN in bytes and scales that a row does not see reaches nothing of it."""
     ids = torch.arange(200)[None] // 70
@@ -178,7 +178,7 @@ def test_hidden_bytes_and_scales(arch, per):
 NOBODYS = [(arch, *pages) for arch in ARCHS for pages in (("pages", "token"), ("pages", 64), ("odd-pages", 64))]
 
 
-@pytest.mark.parametrize(("arch", "name", "per"), drawn(NOBODYS, [NOBODYS[0], NOBODYS[2], NOBODYS[4]]))
+@pytest.mark.parametrize(("arch", "name", "per"), drawn(NOBODYS, [NOBODYS[2], NOBODYS[3]]))
 def test_scales_of_nobody(arch, name, per):
     """Scales of pages that no sequence has, and of rows past the end, are NaN."""
     call = stored(name, arch, (per, per))
@@ -197,7 +197,7 @@ def _quantized(call: Call) -> tuple[Quantized, Quantized]:
     return Quantized(call.k, call.sequence.k_scale), Quantized(call.v, call.sequence.v_scale)
 
 
-@pytest.mark.parametrize(("per", "arch"), drawn(product(PER, ARCHS), each_once(PER, ARCHS[::-1])))
+@pytest.mark.parametrize(("per", "arch"), drawn(product(PER, ARCHS), [(64, "gfx942")]))
 def test_a_wrong_scale_is_seen(arch, per):
     """The tolerance is no wider than a tenth of a scale, of a block of columns if they have one."""
     call = stored("pages", arch, (per, per))

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("triton")
 
 
+from tests.drawn import drawn
 from tests.sim import backward
 from tests.sim.backward import launches_of
 from tests.sim.cdna.calls import ARCHS, Case, decode_choice, outputs, paged, prefill_choice, ragged, ready_of
@@ -85,13 +86,15 @@ COPYING = {
     "three slots gfx942": lambda: dense("gfx942", "ring", slots=3),
     "three slots gfx950": lambda: dense("gfx950", "ring", slots=3),
 }
+# Each kind of buffer, sequence and step.
+DRAWN = ("lds gfx942", "ring gfx950", "ragged", "pages of 16", "padded pages", "decode in parts", "three slots gfx942")
 SILENT = {
     "registers": lambda arch: dense(arch, "registers"),
     "combine": lambda arch: Bench(DECODE.call(), arch, decode_choice(DECODE.call(), arch, 2), number=1),
 }
 
 
-@pytest.mark.parametrize("name", COPYING)
+@pytest.mark.parametrize("name", drawn(COPYING, DRAWN))
 def test_every_wait_and_commit_is_needed(name):
     """Four each with one slot (K and V have two strips each); with more, a wait before K, before V and at the end."""
     bench = COPYING[name]()
@@ -105,7 +108,7 @@ def test_every_wait_and_commit_is_needed(name):
     assert not [str(found) for found in results if not found.noticed]
 
 
-@pytest.mark.parametrize("name", COPYING)
+@pytest.mark.parametrize("name", drawn(COPYING, DRAWN))
 def test_a_looser_wait_is_found(name):
     """A ring waits for all but the later groups before it reads K and V: 1 and 2 with two slots, 3 and 4 with three.
     Each wait is loosened by one, by two and by any number."""

@@ -36,7 +36,8 @@ CASES = {
 
 NAMES, PARTITIONS = list(CASES), (1, 3)
 KERNELS = list(product(NAMES, PARTITIONS, ARCHS))
-DRAWN = each_once(NAMES, PARTITIONS, [ARCHS[0], ARCHS[0], ARCHS[1], ARCHS[1]])
+SOME = ("mixed-causal-4", "odd-group-16-tokens", "group-128", "window-sinks")
+DRAWN = each_once(SOME, PARTITIONS, [ARCHS[0], ARCHS[0], ARCHS[1], ARCHS[1]])
 
 
 @pytest.mark.parametrize(("name", "partitions", "arch"), drawn(KERNELS, DRAWN))
@@ -48,7 +49,7 @@ def test_right_and_without_findings(arch, name, partitions):
 LENGTHS = (1, 63, 65, 1000)
 
 
-@pytest.mark.parametrize(("length", "arch"), drawn(product(LENGTHS, ARCHS), each_once(LENGTHS, ARCHS)))
+@pytest.mark.parametrize(("length", "arch"), drawn(product(LENGTHS, ARCHS), each_once(LENGTHS[::3], ARCHS)))
 def test_lengths(arch, length):
     case = Latent((length,), page=64)
     check(tensors(case).call(case), arch, schedule="random")
@@ -62,7 +63,7 @@ def test_a_tile_has_32_rows(arch):
     assert (choice.config.block_m, choice.config.pack, choice.grid[0]) == (32, 32, 4)
 
 
-@both
+@pytest.mark.parametrize("arch", drawn(ARCHS, ["gfx942"]))
 def test_nothing_visible(arch):
     case = Latent((100, 0), page=64, mask=CustomMask(lambda b, h, q, k: k < 0))
     x = tensors(case)
@@ -71,7 +72,7 @@ def test_nothing_visible(arch):
     assert not out.any() and torch.isneginf(lse).all()
 
 
-@pytest.mark.parametrize(("page", "arch"), drawn(product((0, 64), ARCHS), each_once((0, 64), ARCHS)))
+@pytest.mark.parametrize(("page", "arch"), drawn(product((0, 64), ARCHS), [(64, "gfx950")]))
 def test_public_calls(arch, page):
     case = Latent((70, 70), page=page, tokens=2, mask=Causal(), sinks=True)
     x = tensors(case)

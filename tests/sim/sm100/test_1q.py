@@ -132,11 +132,8 @@ CASES = {
         score=Bias(torch.randn(1, 2, 60, 200, generator=torch.Generator().manual_seed(2))),
     ),
 }
-# Every mask, score, head dim and number of parts occurs in one of these, or in a test below.
-DRAWN = (
-    "unfused", "odd-dims-materialized", "narrow-values-fp16-prefix", "padding-bias", "split-16", "split-shared-ring",
-    "split-sinks-nothing-visible",
-)  # fmt: skip
+# Every kind of mask, score and head dim occurs in one of these, or in a test below.
+DRAWN = ("odd-dims-materialized", "padding-bias", "split-sinks-nothing-visible")
 
 
 @pytest.mark.parametrize("name", drawn(CASES, DRAWN))
@@ -145,7 +142,7 @@ def test_values(name):
 
 
 KINDS = ("many", "shared-ring", "moving-reference", "split-4", "split-empty-parts", "wide-values")
-KEPT = ("moving-reference", "shared-ring", "split-empty-parts")
+KEPT = ("moving-reference", "split-empty-parts")
 
 
 @pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(KINDS, KEPT, SCHEDULES))
@@ -210,7 +207,7 @@ PAGED = [(*pages, parts) for pages in PAGES for parts in (0, 1, 4)]
 
 
 @pytest.mark.parametrize(
-    ("lengths", "page", "dim", "parts"), drawn(PAGED, [(*PAGES[0], 4), (*PAGES[2], 0), (*PAGES[4], 1)])
+    ("lengths", "page", "dim", "parts"), drawn(PAGED, [(*PAGES[0], 4)])
 )
 def test_paged_keys(lengths, page, dim, parts):
     """Pages of no sequence and the tails of last pages hold NaN; table entries past a length point outside. 0 parts:
@@ -305,7 +302,7 @@ def test_full_chips_get_two_query_tiles():
 
 def test_results_are_the_same_under_every_schedule_and_split():
     """Bit for bit under every schedule; splitting moves rounding only."""
-    case = Case(60, 1100, parts=4)
+    case = replace(CASES["split-empty-parts"], seq_k=1100)
     inputs, outs = case.inputs(), []
     for schedule, seed in SCHEDULES:
         steps, x = case.list_launches(inputs)

@@ -24,10 +24,7 @@ CASES = {name: replace(case, arch="sm100") for name, case in EVERY.items()} | {
     "score-128-fp16": replace(EVERY["alibi"], dim=128, dtype=torch.float16, mask=Causal(), arch="sm100"),
 }  # fmt: skip
 # With the tests below: all tiles of keys and queries, every kind of mask and score, layouts and orders of addition.
-DRAWN = (
-    "odd-dims", "tiny", "alibi", "negative-scale", "ragged-cross", "dims-160-72-ragged", "dim-136-nothing-visible",
-    "dim-256-lse",
-)  # fmt: skip
+DRAWN = ("odd-dims", "alibi", "ragged-cross", "dim-256-lse")
 
 
 @pytest.mark.parametrize("name", drawn(CASES, DRAWN))
@@ -38,18 +35,18 @@ def test_right_and_without_findings(name):
 WAYS = ("groups", "soft-cap", "dim-256", "dims-192-128")
 
 
-@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(WAYS, WAYS, SCHEDULES))
+@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(WAYS, ("groups", "dims-192-128"), SCHEDULES, each=3))
 def test_every_schedule(name, schedule, seed):
     check_right(CASES[name], schedule=schedule, seed=seed)
 
 
-@pytest.mark.parametrize("name", ["deterministic-full", "dim-192-deterministic"])
+@pytest.mark.parametrize("name", drawn(["deterministic-full", "dim-192-deterministic"], ["deterministic-full"]))
 def test_deterministic_gradients_have_the_same_bits_in_every_schedule(name):
     found = [simulated(CASES[name], schedule=schedule, seed=seed)[2] for schedule, seed in (("lazy", 0), ("random", 3))]
     assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("name", ["padding", "dims-256-64-padding"])
+@pytest.mark.parametrize("name", drawn(["padding", "dims-256-64-padding"], ["padding"]))
 def test_hidden_keys_and_values_reach_no_gradient(name):
     """Neither what a mask hides in a tile of which rows see other keys, nor a tile that no row sees."""
     case = CASES[name]  # 90 keys of the first entry are visible, and none of the second

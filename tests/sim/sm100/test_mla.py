@@ -81,7 +81,10 @@ def check(case: Latent, parts: int = 1, **options: Any) -> Prepared:
     return ran
 
 
-@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, CASES, SCHEDULES))
+DRAWN = ("mixed-causal-4", "group-128-causal-2", "window-sinks", "soft-cap-fp16", "copied")  # dense ones are below
+
+
+@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, DRAWN, SCHEDULES))
 def test_right_and_without_findings(name, schedule, seed):
     check(CASES[name], schedule=schedule, seed=seed)
 
@@ -89,7 +92,7 @@ def test_right_and_without_findings(name, schedule, seed):
 NAMES, PARTS = ("mixed-causal-4", "window-sinks", "group-128"), (2, 4, 16)
 
 
-@pytest.mark.parametrize(("name", "parts"), drawn(product(NAMES, PARTS), each_once(NAMES, PARTS)))
+@pytest.mark.parametrize(("name", "parts"), drawn(product(NAMES, PARTS), each_once(NAMES[:2], PARTS[1:])))
 def test_parts(name, parts):
     """More parts than key tiles leave some without keys."""
     check(CASES[name], parts, schedule="lazy")
@@ -101,7 +104,7 @@ def test_lengths(page, length):
     check(Latent((length,), page=page), 2 if length > 64 else 1)
 
 
-@pytest.mark.parametrize("page", drawn([1, 16, 48, 128, 512], [1, 48]))
+@pytest.mark.parametrize("page", drawn([1, 16, 48, 128, 512], [48]))
 def test_pages(page):
     check(Latent((130, 0, 40), page=page, tokens=2, mask=Causal()), schedule="adversarial")
 
@@ -133,8 +136,7 @@ def test_the_same_bits_under_every_schedule():
     assert all(torch.equal(outs[0], out) for out in outs[1:])
 
 
-@pytest.mark.parametrize("page", [0, 64])
-@pytest.mark.parametrize("keys", [70, 1100])
+@pytest.mark.parametrize(("keys", "page"), drawn(product((70, 1100), (0, 64)), [(70, 64), (1100, 0)]))
 def test_public_calls(page, keys):
     """1100 keys are split, and without sinks and LSE for the kernel that makes the parts."""
     case = Latent((keys, keys), page=page, tokens=2, mask=Causal(), sinks=True)

@@ -66,7 +66,7 @@ def check(
     return ran.out
 
 
-@pytest.mark.parametrize("name", drawn(CASES, ("one", "mixed-causal-4", "small-pages")))
+@pytest.mark.parametrize("name", drawn(CASES, ("mixed-causal-4",)))
 def test_right_and_without_findings(name):
     outs = [check(CASES[name], schedule=schedule, seed=seed) for schedule, seed in SCHEDULES]
     assert all(torch.equal(outs[0], out) for out in outs[1:])
@@ -77,7 +77,7 @@ def test_scales(per):
     check(Latent((70, 130), page=64, heads=24), per, 2)
 
 
-@pytest.mark.parametrize("per", ["tensor", "token", None])
+@pytest.mark.parametrize("per", drawn(["tensor", "token", None], ["token"]))
 def test_rotary_parts_of_8_bits(per):
     case = Latent((100, 33, 0), page=16, tokens=2, mask=Causal())
     schedules = SCHEDULES[:: 1 if per == "token" else 2]

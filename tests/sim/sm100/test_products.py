@@ -70,8 +70,8 @@ CASES = {
     "negative-scale": Case(140, 140, scale=-0.3),
     "no-scale": Case(140, 140, heads=2, heads_kv=1, scale=0.0, dim=64),
 }  # fmt: skip
-# With the tests below: every dtype, kind of mask and score, scale and head dim.
-DRAWN = ("64", "wide-values", "64-rows-score", "padding", "negative-scale")
+# With the tests below: every dtype, kind of mask, score and scale.
+DRAWN = ("64", "64-rows-score", "padding")
 
 
 def one_tile(problem: Problem, parts: int = 1) -> Choice:
@@ -107,10 +107,10 @@ ONE |= {"one-key-128-rows": Case(40, 1, heads=2, heads_kv=1, dim=64, mask=None, 
 PARTS = [(name, parts) for name in ONE for parts in (1, 4)]
 
 
-KEPT = [("128", 1), ("one-row-64-rows", 4), ("one-key-128-rows", 1)]
+KEPT = [("128", 1)]
 
 
-@pytest.mark.parametrize(("part", "schedule", "seed"), in_turn(PARTS, KEPT, SCHEDULES), ids=str)
+@pytest.mark.parametrize(("part", "schedule", "seed"), in_turn(PARTS, KEPT, SCHEDULES, each=4), ids=str)
 def test_one_query_tile(part, schedule, seed):
     name, parts = part
     run(ONE[name], operands(ONE[name]), lambda problem: one_tile(problem, parts), schedule, seed)
@@ -146,7 +146,7 @@ def in_bytes(call: Call) -> Call:
 
 
 TILES = [(name, two) for name in KINDS for two in (True, False)]  # two query tiles a CTA, or what a plan chooses
-TILES_DRAWN = [("ragged", True), ("pages-of-48", True), ("decode-24", False)]
+TILES_DRAWN = [("ragged", True), ("decode-24", False)]
 
 
 @pytest.mark.parametrize(("kind", "schedule", "seed"), in_turn(TILES, TILES_DRAWN, SCHEDULES), ids=str)

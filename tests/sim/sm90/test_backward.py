@@ -117,10 +117,9 @@ CASES = {
     "dims-160-256": Case(130, 70, dim=160, dim_v=256),
     "ragged-window": Case(0, 0, lengths=((300, 300), (70, 70)), mask=SlidingWindow(70), score=SoftCap(3.0), limit=3.0),
 }
-# Every config, mask and score occurs in one of these, or in a test below that runs a case in its own way.
+# Every kind of config, mask and score occurs in one of these, or in a test below that runs a case in its own way.
 DRAWN = (
-    "odd-dims", "tiny", "wide-values", "documents", "lse", "soft-cap", "custom-score", "negative-scale", "ragged-cross",
-    "deterministic-ragged", "dim-96", "groups-laps", "groups-by-head", "groups-ragged",
+    "odd-dims", "documents", "lse", "custom-score", "ragged-cross", "groups-by-head",
 )  # fmt: skip
 # Of 128 keys above head dim 128, whose attending warpgroups add dQ: a case, a schedule, and CTAs (0: one a key tile).
 ADDED = {
@@ -138,7 +137,7 @@ ADDED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", drawn(ADDED, ["groups", "deterministic", "ragged"]))
+@pytest.mark.parametrize("name", drawn(ADDED, ["groups"]))
 def test_attending_warpgroups_add_dq(name):
     case, schedule, programs = ADDED[name]
     (main,) = (launch for launch in launches_of(case) if launch.name == "sm90.backward")
@@ -151,8 +150,11 @@ def test_right_and_without_findings(name):
     check_right(CASES[name], schedule="lazy")
 
 
+TURNS = [("groups", "adversarial"), ("nothing-visible", "lazy"), ("ragged", "random")]
+
+
 @pytest.mark.parametrize(
-    ("name", "schedule"), [("groups", "adversarial"), ("nothing-visible", "lazy"), ("ragged", "random")]
+    ("name", "schedule"), drawn(TURNS, [("groups", "adversarial"), ("ragged", "random")])
 )
 def test_one_cta_takes_all_key_tiles(name, schedule):
     check_right(CASES[name], schedule=schedule, programs=1)
@@ -202,7 +204,7 @@ def test_key_tiles_that_last_rows_do_not_see_walk_head_after_head(monkeypatch):
     assert walked(window, monkeypatch) == [(h, row) for rows in tiles for h in (0, 1) for row in rows]
 
 
-@pytest.mark.parametrize("dim", [64, 256])
+@pytest.mark.parametrize("dim", drawn([64, 256], [64]))
 def test_keys_that_no_query_sees_may_be_nan(dim):
     case = Case(100, 400, dim=dim, mask=SlidingWindow(100))  # rows see keys from 201 on
     inputs = case.inputs()
@@ -222,7 +224,7 @@ def test_keys_that_no_query_sees_may_be_nan(dim):
     "name",
     drawn(
         ["deterministic-heads", "deterministic-groups", "deterministic-full"],
-        ["deterministic-full", "deterministic-groups"],
+        ["deterministic-groups"],
     ),
 )
 def test_deterministic_gradients_have_the_same_bits_in_every_schedule(name):

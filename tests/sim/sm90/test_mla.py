@@ -41,7 +41,7 @@ def check(case: Latent, programs: int = 3, **options: object):
     return ran
 
 
-DRAWN = ("mixed-causal-4", "group-128", "window-sinks", "soft-cap-fp16", "gathered", "invariant")
+DRAWN = ("mixed-causal-4", "soft-cap-fp16", "gathered")
 
 
 @pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, DRAWN, SCHEDULES))
@@ -89,7 +89,7 @@ def test_batch_invariance():
     assert torch.equal(bits.out[0], many.out[0]) and torch.equal(bits.lse[0], many.lse[0])
 
 
-@pytest.mark.parametrize("page", [0, 64])
+@pytest.mark.parametrize("page", drawn([0, 64], [64]))
 def test_public_calls(page):
     case = Latent((70, 70), page=page, tokens=2, mask=Causal(), sinks=True)
     x = tensors(case)

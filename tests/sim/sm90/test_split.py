@@ -9,7 +9,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from tests.drawn import in_turn
+from tests.drawn import drawn, in_turn
 from tests.sim.sm90.prefill import error
 from warpattn.kernels.pieces.signature import softcap_factors
 from warpattn.kernels.sm90.prefill.choice import arrange, shared_out
@@ -74,7 +74,7 @@ def split(case: Case, x: Any, **options: Any) -> tuple[Tensor, Tensor]:
 
 
 SCHEDULES = [("eager", 0), ("lazy", 0), ("adversarial", 0), ("random", 1)]
-DRAWN = ("more-parts-than-key-tiles", "window", "head-dim-256", "odd-dims")
+DRAWN = ("more-parts-than-key-tiles", "head-dim-256", "odd-dims")
 
 
 @pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, DRAWN, SCHEDULES))
@@ -87,7 +87,7 @@ def test_right_and_without_findings(name: str, schedule: str, seed: int) -> None
     assert error(lse, expected_lse) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["head-dim-96", "head-dim-256"])
+@pytest.mark.parametrize("name", drawn(["head-dim-96", "head-dim-256"], ["head-dim-256"]))
 def test_a_part_is_attended_to_again_where_it_was_left(name: str) -> None:
     """A value that some rows see is NaN in every part's own output; the second part is the first with such a value."""
     case = CASES[name]

@@ -28,7 +28,7 @@ from warpattn.problem.element import BF16, FP8, FP16
 from warpattn.problem.problem import Scales
 from warpattn.problem.scales import EightBit
 
-both = pytest.mark.parametrize("arch", ARCHS)
+kernels = pytest.mark.parametrize(("arch", "tokens"), drawn(product(ARCHS, (1, 40)), each_once(ARCHS, (40, 1))))
 CONVERSIONS = {"gfx942": "v_cvt_pk_f32_fp8", "gfx950": "v_cvt_scalef32_pk_bf16_fp8"}  # two elements each
 PER = ("head", "tensor")
 TOKENS = ("token", "token")
@@ -50,8 +50,7 @@ def unmasked(arch: str, tokens: int, per: Per = PER) -> Built:
     return built(arch, tokens, per, mask=Full())
 
 
-@both
-@pytest.mark.parametrize("tokens", [1, 40])
+@kernels
 def test_each_element_is_converted_once(arch, tokens):
     """By an instruction for two, before it is written to LDS; each wave of the workgroup has its part."""
     found = unmasked(arch, tokens)
@@ -62,8 +61,7 @@ def test_each_element_is_converted_once(arch, tokens):
     assert found.summary.copies == 0
 
 
-@both
-@pytest.mark.parametrize("tokens", [1, 40])
+@kernels
 def test_loads_are_vectors(arch, tokens):
     """No load of keys or values is shorter than four bytes; rows of K take 16 bytes a lane."""
     found = built(arch, tokens).summary
@@ -72,8 +70,7 @@ def test_loads_are_vectors(arch, tokens):
     assert found.count("buffer_load_dwordx4") > 0
 
 
-@both
-@pytest.mark.parametrize("tokens", [1, 40])
+@kernels
 def test_scales_of_columns_are_few_instructions(arch, tokens):
     """A lane loads a scale of a key for each block, and of a value's row; elements are converted as often as with one
     scale, two in an instruction."""
@@ -89,7 +86,7 @@ SHAPES = list(product((1, 40), (64, 128, 256), (0, 16), (PER, TOKENS)))
 SHAPES += list(product((1, 40), (128, 256), (0, 16), (COLUMNS,)))
 
 
-@pytest.mark.parametrize(("shape", "arch"), drawn(product(SHAPES, ARCHS), each_once(SHAPES[3::4], ARCHS)))
+@pytest.mark.parametrize(("shape", "arch"), drawn(product(SHAPES, ARCHS), each_once(SHAPES[3::8], ARCHS)))
 def test_nothing_spills_and_all_is_in_order(shape, arch):
     tokens, dim, page_size, per = shape
     found = built(arch, tokens, per, dim, page_size)
@@ -129,7 +126,7 @@ SCALES_REQUESTED = {"two-tiles": (3, 3), "decode": (4, 3)}
 OF_TOKENS = list(product(("two-tiles", "decode"), (TOKENS, COLUMNS)))
 
 
-@pytest.mark.parametrize(("name", "per"), drawn(OF_TOKENS, [("two-tiles", TOKENS), ("decode", COLUMNS)]))
+@pytest.mark.parametrize(("name", "per"), drawn(OF_TOKENS, [("decode", TOKENS)]))
 def test_scales_of_tokens_on_blackwell(name, per):
     """Copied by the two warps that convert, two keys a lane; no role waits in vain, and nothing more is spilled than
     with scales of heads."""

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from tests.drawn import in_turn
+from tests.drawn import drawn, in_turn
 from tests.sim.knocking import knocked_out, reviewed
 from tests.sim.sm90.decode import Decode, check, run, tensors
 from tests.sim.sm90.decoding.test_decode import MIXED, SCHEDULES
@@ -49,7 +49,7 @@ CASES = {
 }  # fmt: skip
 
 
-DRAWN = ("tokens", "head-dim-64-e5m2-fp16", "rows", "columns", "columns-of-values")
+DRAWN = ("head-dim-64-e5m2-fp16", "rows", "columns")
 
 
 @pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, DRAWN, SCHEDULES))
@@ -89,7 +89,7 @@ def test_hidden_bytes_and_scales():
     torch.testing.assert_close(found[~seen], expected[~seen], atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize("name", ["tokens", "columns"])
+@pytest.mark.parametrize("name", drawn(["tokens", "columns"], ["tokens"]))
 def test_token_scales_of_any_size(name):
     """Weights times scales from 2^-40 to 2^40 exceed fp16 many times over, and blocks of columns differ as much."""
     case = CASES[name]

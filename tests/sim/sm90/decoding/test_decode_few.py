@@ -63,16 +63,16 @@ assert len(CHOSEN) > 10
 
 
 # Of those that are chosen: the rest are the same code behind the products.
-DRAWN = ("head-dim-256", "odd-dims", "paged-gathered")
+DRAWN = ("head-dim-256", "paged-gathered")
 
 
-@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CHOSEN, DRAWN, SCHEDULES))
+@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CHOSEN, DRAWN, SCHEDULES, each=3))
 def test_64_rows_where_swap_ab_is_chosen(name, schedule, seed):
     case = CASES[name]
     check(replace(case, config=(*case.config, ("swap_ab", None))), programs=5, schedule=schedule, seed=seed)
 
 
-KEPT = ("head-dim-256", "sinks-alibi-window")
+KEPT = ("sinks-alibi-window", "head-dim-256")
 
 
 @pytest.mark.parametrize(("name", "schedule"), in_turn(CHOSEN, KEPT, [("lazy",), ("adversarial",)], each=1))
@@ -84,13 +84,13 @@ def test_16_rows_where_8_would_do(name, schedule):
 GROUPS, TOKENS = (1, 2, 5, 8), (1, 2, 3, 8, 16)
 
 
-@pytest.mark.parametrize(("group", "tokens"), drawn(product(GROUPS, TOKENS), each_once(GROUPS, TOKENS)))
+@pytest.mark.parametrize(("group", "tokens"), drawn(product(GROUPS, TOKENS), each_once(GROUPS, TOKENS)[::2]))
 def test_rows_fill_a_tile_or_not(group, tokens):
     check(Decode((300, 300), heads=2 * group, heads_kv=2, tokens=tokens, mask=Causal()), programs=4)
 
 
 @pytest.mark.parametrize(
-    ("block_n", "dim"), drawn(product((64, 128, 256), repeat=2), [(64, 256), (256, 128)])
+    ("block_n", "dim"), drawn(product((64, 128, 256), repeat=2), [(64, 256)])
 )
 def test_key_tiles(block_n, dim):
     check(Decode((600, 130), dim=dim, page=64, config=(("block_n", block_n), ("stages", 2))), programs=4)
@@ -110,7 +110,7 @@ SCORES = {
 
 
 MOVES = list(product(SCORES, (1, 4)))
-KINDS = ("rising", "one key of one head", "opposite", "within the headroom", "least", "far below 0")
+KINDS = ("opposite", "within the headroom", "least")
 MOVING = [("eager", 0), ("adversarial", 0), ("random", 1)]
 
 

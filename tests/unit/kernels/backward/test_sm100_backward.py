@@ -30,7 +30,7 @@ def config_of(dim: int, mask: str = "full", dim_v: int | None = None) -> Backwar
 
 
 @pytest.mark.parametrize(
-    ("dim", "dim_v", "mask"), drawn(STACK, [(64, 64, "causal"), (128, 128, "full"), (256, 256, "causal")])
+    ("dim", "dim_v", "mask"), drawn(STACK, [(128, 128, "full")])
 )
 def test_machine_code_is_what_the_config_promises(dim: int, dim_v: int, mask: str) -> None:
     config, kernel = config_of(dim, mask, dim_v), compiled("sm100", (dim, dim_v), mask)

@@ -30,7 +30,7 @@ def config_of(dim: int, mask: str = "full", dim_v: int | None = None) -> Backwar
     return choose_config(long_problem(dim, mask, dim_v))[0]
 
 
-@pytest.mark.parametrize(("dim", "mask"), drawn(STACK, [(128, "causal"), (256, "full")]))
+@pytest.mark.parametrize(("dim", "mask"), drawn(STACK, [(256, "full")]))
 def test_machine_code_is_what_the_config_promises(dim: int, mask: str) -> None:
     config, kernel = config_of(dim, mask), compiled("sm90", (dim, dim), mask)
     cubin = kernel.asm["cubin"]

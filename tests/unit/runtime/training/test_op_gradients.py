@@ -13,6 +13,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import warpattn as wa
 from tests.cases import SCORES, Case
+from tests.drawn import drawn
 from tests.gradients import captured_floats
 from tests.unit.api.test_gradients import attend, require
 from tests.unit.runtime.training.gradient_double import install
@@ -56,7 +57,7 @@ def compare(case: Case, backend: str = "auto") -> None:
         close(gradients(lambda: fn(inputs), leaves), expected)
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", drawn(SCORES, ["none", "custom", "bias-keys", "alibi-slopes", "softcap-alibi"]))
 def test_scores(score):
     compare(replace(CASE, mask="causal", score=score))
 
