@@ -50,11 +50,10 @@ def launches(name: str, arch: str) -> tuple[Inputs, tuple[Launch, ...], tuple[Te
     x = over_latents(x, 128, E4M3[arch]) if name.startswith("8-bit") else x
     call = Call(x.q, x.k, x.v, x.sequence, x.mask, x.score, x.sinks, x.scale, True)
     ready = ready_of(call, arch)
-    given = tuple(call.sequence.operands(call.q, call.k, call.v).values())
-    shape = (*given[0].shape[:-1], ready.problem.dim_v)
-    out = poisoned(shape, given[0].dtype), poisoned(ready.lse_shape, torch.float32)
-    operands = fitted(Operands(*given, *out, call.sinks))
-    return x, launches_of_choice(ready, operands, call.sequence, decode_choice(call, arch, parts)), out
+    q, k, v = call.sequence.operands(call.q, call.k, call.v).values()
+    out, lse = poisoned((*q.shape[:-1], ready.problem.dim_v), q.dtype), poisoned(ready.lse_shape, torch.float32)
+    operands = fitted(Operands(q, k, v, out, lse, call.sinks))
+    return x, launches_of_choice(ready, operands, call.sequence, decode_choice(call, arch, parts)), (out, lse)
 
 
 SOME = [("prefill, 160", "gfx942"), ("decode in parts", "gfx950"), ("latents in parts", "gfx942"),
