@@ -17,7 +17,7 @@ from torch import Tensor
 
 import warpattn as wa
 from tests.cases import MASKS, SCORES, Case
-from tests.eight_bit import in_eight_bits, over_latents
+from tests.eight_bit import in_eight_bits, over_latents, shared_latents
 from tests.gradients import check_gradients, weights
 from tests.oracle import Inputs, check, plain, visible
 from tests.specials import SPOILS, attend, bound_of, unlike
@@ -32,6 +32,7 @@ DIMS = (8, 16, 40, 64, 64, 64, 72, 80, 96, 100, 128, 128, 128, 160, 192, 256)
 LENGTHS = (0, 1, 2, 7, 16, 17, 63, 64, 65, 100, 127, 128, 129, 150, 200, 257)
 # Scores that stay exact where products are near the end of their dtype; docs/numbers.md says what Hopper does without.
 LARGE = {"none", "softcap", "bias-softcap", "softcap-alibi", "custom"}
+HIDES = ("as drawn", "hidden", "partly hidden")
 LAYOUTS = ("contiguous", "contiguous", "heads-first", "sliced", "unaligned")
 
 
@@ -62,10 +63,12 @@ def draw(arch: str, seed: int) -> Drawn:
         return Drawn(case, chance.choice(("as drawn", hidden)), trains=True)
     if what == "stored" and limits.eight_bit is not None and case.layout != "unaligned":
         stored = _stored(case, limits.eight_bit, chance)
-        hides = arch == "sm90" and "added" not in case.mask
-        return stored._replace(how=chance.choice(("as drawn", "hidden", "partly hidden"))) if hides else stored
+        hides = arch != "sm100" and "added" not in case.mask
+        return stored._replace(how=chance.choice(HIDES)) if hides else stored
     if what == "" and limits.eight_bit is not None and limits.eight_bit.latents and case.kind == "paged":
-        return _latent(case, limits.eight_bit, chance)
+        latent = _latent(case, limits.eight_bit, chance)
+        hides = arch.startswith("gfx") and "added" not in case.mask
+        return latent._replace(how=chance.choice(HIDES)) if hides else latent
     if what == "hidden" and "added" not in case.mask and _hides(arch, case):
         return Drawn(case, chance.choice(("hidden", "partly hidden")))
     return drawn
@@ -113,16 +116,9 @@ def _trains(case: Case, limits: BackwardLimits) -> bool:
 
 def _hides(arch: str, case: Case) -> bool:
     """Whether an architecture's kernels look for hidden values of 16 bits; see docs/numbers.md."""
-    narrow = max(case.dim, case.dim_v) <= 128
     if arch == "sm100":
-        return narrow and case.page_size % 8 == 0
-    return arch == "sm90" or narrow or _reads(case)
-
-
-def _reads(case: Case) -> bool:
-    """Whether its mask reads tensors."""
-    mask = case.build().mask
-    return mask is not None and len(mask.program().tensors) > 0
+        return max(case.dim, case.dim_v) <= 128 and case.page_size % 8 == 0
+    return True
 
 
 def _plain(arch: str, seed: int) -> Drawn:
@@ -265,7 +261,7 @@ def built(arch: str, drawn: Drawn) -> Inputs:
     dtype = torch.float8_e4m3fn if limits is None else limits.dtypes[0]
     inputs = drawn.case.build()
     if drawn.latent:
-        return over_latents(inputs, drawn.stored[0], dtype)
+        return over_latents(_with_special_values(shared_latents(inputs), drawn), drawn.stored[0], dtype)
     if drawn.stored:
         return in_eight_bits(_with_special_values(inputs, drawn), drawn.stored, dtype)
     if drawn.how == "unseen keys":

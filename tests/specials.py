@@ -19,7 +19,7 @@ from tests.cases import Case
 from tests.eight_bit import in_eight_bits, over_latents, shared_latents
 from tests.oracle import Inputs, applied, grid, visible
 from warpattn.masks import Lengths
-from warpattn.problem.backends import LATENT
+from warpattn.problem.backends import LATENT, LIMITS
 from warpattn.scores import Bias
 from warpattn.sequences import Dense, PagedKV, PagedRagged
 
@@ -200,6 +200,12 @@ CALLS = {
     "many rows, 128": replace(_PAGED, seq_q=2, lens_k=(150, 20), heads_q=40, dim=128, mask="window-both"),
     "one row, 256": replace(_PAGED, seq_q=1, lens_k=(150, 20), dim=256, mask="window", page_size=64),
 }  # fmt: skip
+WIDE = {
+    "causal, 160": replace(_PREFILL, seq_q=90, seq_k=90, dim=160),
+    "causal, 192/128": replace(_PREFILL, seq_q=90, seq_k=90, dim=192, dim_v=128, sinks=True),
+    "causal, 256, ragged": replace(_PREFILL, kind="ragged", batch=2, lens_q=(40, 7), lens_k=(50, 9), dim=256),
+    "window, 256, pages": replace(_PAGED, seq_q=20, lens_k=(150, 30), dim=256, mask="causal-window"),
+}
 E4M3 = torch.float8_e4m3fn
 HEADS, TOKENS = ("head",) * 3, ("token",) * 3
 _CHUNK = replace(_PAGED, seq_q=40, lens_k=(150, 30), mask="causal", dim=128)
@@ -230,6 +236,8 @@ LATENTS: dict[str, tuple[Case, tuple[str | int, ...]]] = {
     "latents, scattered": (replace(_LATENT, page_size=3, mask="dense-mask", score="softcap"), ()),
     "latents, ragged": (replace(_LATENT, kind="paged-ragged", lens_q=(3, 1), mask="causal-window"), ()),
     "latents, few rows": (replace(_LATENT, heads_q=4, mask="window"), ()),
+    "latents, one row": (replace(_LATENT, seq_q=1, heads_q=16, mask="window"), ()),
+    "latents, dense": (replace(_DENSE_LATENT, batch=1, heads_q=8), ()),
     "8-bit latents": (_LATENT, (128,)),
     "8-bit latents, scattered": (replace(_LATENT, mask="dense-mask", score="softcap"), ("token",)),
     "8-bit latents, few rows": (replace(_LATENT, heads_q=4), (128,)),
@@ -265,12 +273,14 @@ def bound_of(case: Case, stored: tuple[str | int, ...]) -> float:
 
 def differences(arch: str, call: str, kinds: Iterable[str]) -> list[str]:
     """Where the simulated kernels of an architecture leave the rule, by kinds of special values."""
-    case, stored = EIGHT_BIT.get(call) or LATENTS.get(call) or (CALLS[call], ())
+    case, stored = EIGHT_BIT.get(call) or LATENTS.get(call) or ((CALLS | WIDE)[call], ())
+    limits = LIMITS[arch].eight_bit
+    dtype = E4M3 if limits is None else limits.dtypes[0]
     found = []
     for how in kinds:
         x = spoiled(case, how)
         if stored:
-            x = over_latents(x, stored[0], E4M3) if call in LATENTS else in_eight_bits(x, stored, E4M3)
+            x = over_latents(x, stored[0], dtype) if call in LATENTS else in_eight_bits(x, stored, dtype)
         wrong = unlike(attend(x, f"simulate:{arch}"), x, bound_of(case, stored))
         found += [f"{how}: {wrong}"] if wrong else []
     return found

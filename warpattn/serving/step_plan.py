@@ -29,7 +29,7 @@ from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery
 from warpattn.serving.plans import Result, ServingPlan, in_order, with_query_parts
 
 # Parameters of Hopper's kernels, Blackwell's, CDNA's and of those that combine parts: sequences of a step.
-BATCHES = ("shape.batch", "sequence_args.batch", "indices.batch", "only.batch")
+BATCHES = ("shape.batch", "sequence_args.batch", "indices.batch", "again.indices.batch", "only.batch")
 
 
 class StepPlan(ServingPlan):

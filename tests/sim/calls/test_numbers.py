@@ -1,6 +1,7 @@
 """Special values in simulated kernels of every architecture, against an oracle that knows nothing of tiles."""
 
 import math
+from itertools import product
 
 import pytest
 
@@ -9,14 +10,15 @@ pytest.importorskip("triton")
 import torch
 
 import warpattn as wa
-from tests.drawn import drawn
-from tests.specials import BASE_2_LOWEST, CALLS, EIGHT_BIT, LOWEST, SPOILS, differences
+from tests.drawn import drawn, each_once
+from tests.specials import BASE_2_LOWEST, CALLS, EIGHT_BIT, LATENTS, LOWEST, SPOILS, WIDE, differences
 
 LN_2 = math.log(2)
 ARCHS = ("sm90", "sm100", "gfx942", "gfx950")
 SAMPLE = [("sm90", "causal"), ("sm90", "padded"), ("sm90", "few rows, scattered"), ("sm90", "causal, 96"),
           ("sm90", "one row"), ("sm100", "causal"), ("sm100", "one row"), ("sm100", "ragged"),
-          ("gfx942", "one row, padded"), ("gfx942", "added"), ("gfx950", "window")]  # fmt: skip
+          ("gfx942", "one row, padded"), ("gfx942", "added"), ("gfx950", "window"),
+          ("gfx950", "window, 256")]  # fmt: skip
 EVERY = [(arch, call) for arch in ARCHS for call in CALLS]
 CASES = [case if case in SAMPLE else pytest.param(*case, marks=pytest.mark.full) for case in EVERY]
 
@@ -25,8 +27,8 @@ CASES = [case if case in SAMPLE else pytest.param(*case, marks=pytest.mark.full)
 HIDDEN = {
     "sm90": set(CALLS),
     "sm100": set(CALLS) - {"window, 256", "scattered, 192/128", "scattered, 160, pages", "one row, 256"},
-    "gfx942": set(CALLS) - {"window, 256"},
-    "gfx950": set(CALLS) - {"window, 256"},
+    "gfx942": set(CALLS),
+    "gfx950": set(CALLS),
 }
 
 
@@ -49,6 +51,29 @@ DRAWN = ["products, padded", "converted, columns"]
 def test_kernels_over_tensors_of_8_bits_follow_the_rule(call):
     """Scales make large scores of them all, so those are drawn elsewhere."""
     assert not differences("sm90", call, [how for how in SPOILS if how != "large"])
+
+
+CDNA = ("gfx942", "gfx950")
+HIDES = ("as drawn", "hidden", "partly hidden")
+NARROW = [call for call, (_, stored) in EIGHT_BIT.items() if len(stored) == 2]  # beside queries of 16 bits
+
+
+@pytest.mark.parametrize(("arch", "call"), drawn(product(("sm90", *CDNA), WIDE), each_once(CDNA, list(WIDE)[::3])))
+def test_wide_heads_under_masks_of_indices_follow_the_rule(arch, call):
+    assert not differences(arch, call, HIDES)
+
+
+@pytest.mark.parametrize(("arch", "call"), drawn(product(CDNA, NARROW), [("gfx942", "converted, window, 256")]))
+def test_cdna_over_keys_of_8_bits_follows_the_rule(arch, call):
+    assert not differences(arch, call, HIDES)
+
+
+LATENTS_DRAWN = [("gfx942", "latents, one row"), ("gfx950", "latents, dense"), ("gfx950", "8-bit latents, few rows")]
+
+
+@pytest.mark.parametrize(("arch", "call"), drawn(product(CDNA, LATENTS), LATENTS_DRAWN))
+def test_cdna_over_latents_follows_the_rule(arch, call):
+    assert not differences(arch, call, (*HIDES, "visible"))
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -139,11 +139,3 @@ def test_scales_of_latents(given: Scales, narrow: bool, found: tuple[int, int]) 
     eight_bit = choose(latents, ARCHS["gfx950"]).config.eight_bit
     assert tuple(eight_bit.scales)[:2] == found
     assert eight_bit.rope == (eight_bit.element if narrow else BF16)
-
-
-@pytest.mark.parametrize(
-    ("dims", "freely"), [((128, 128), True), ((256, 128), True), ((64, 136), False), ((256, 256), False)]
-)
-def test_tiles_are_computed_again_where_64_elements_of_the_output_are_in_a_lane(dims: tuple, freely: bool) -> None:
-    """Of 128 rows of 128 columns in 256 lanes."""
-    assert prefill_config(BF16, *dims, "gfx950")[0].recomputes_freely == freely

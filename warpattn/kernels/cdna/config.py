@@ -90,13 +90,6 @@ class CDNAConfig(Products):
         """Of k and v in DRAM."""
         return self.element if self.eight_bit is None else self.eight_bit.element
 
-    @property
-    def recomputes_freely(self) -> bool:
-        """Whether code for tiles that met hidden values of NaN leaves the loop over key tiles as it is. With 128
-        elements of the output in a lane the loop gets 2 % (gfx942) and 7 % (gfx950) more instructions, and latent
-        attention spills."""
-        return self.padded_qk <= 256 and self.block_m * self.padded_v // (self.waves * WAVE) <= 64
-
     def scaled_columns(self, operand: str) -> int:
         """Columns of a row of "k" or "v" that share a scale of their own; 0: none do."""
         return 0 if self.eight_bit is None else self.eight_bit.columns(operand)
@@ -246,3 +239,18 @@ class PagedRaggedIndices(NamedTuple):
     cu_q: Any
     block_table: Any
     lengths: Any
+
+
+class Again(NamedTuple):
+    """Arguments of the attention kernel once more, for what attends again (`recompute`). The compiler does not know
+    that they are the same, so it keeps none in registers throughout the loop over key tiles."""
+
+    shape: Any
+    strides: Any
+    q: Any
+    k: Any
+    v: Any
+    indices: Any
+    sinks: Any
+    o: Any
+    lse: Any

@@ -9,22 +9,29 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd.cdna3 import buffer_store
 
 from ..pieces.combine import EqualParts, Partials, combine_rows, in_base_2, parts_layout, with_sink
+from ..pieces.modifiers import exponent_scale
+from ..pieces.scales import has_scale, output_scale
 from ..pieces.softmax import LN_2, LOG2_E
 from .softmax import softmax_finish
-from .work_tile import packed_offsets, rows_of, tile_offset, tile_rows
+from .work_tile import packed_offsets, rows_of, tile_offset
 
 
 @gluon.jit
-def store_output(ctx, o, state, work, c):
-    """Write O [M, Dv] and, with `has_lse`, LSE [M] of the rows that exist."""
+def store_output(ctx, o, state, work, first):
+    """Write O [R, Dv] and, with `has_lse`, LSE [R] of the rows that exist, from row number `first` of the tile on, a
+    multiple of R."""
     traits: gl.constexpr = ctx.traits
-    r = tile_rows(o.type.layout, ctx.config)
+    c = exponent_scale(ctx)
+    rows: gl.constexpr = o.shape[0]
+    r = first + gl.arange(0, rows, gl.SliceLayout(1, o.type.layout))
+    if has_scale(ctx.config, "v", "tensor", "head"):
+        o = o * output_scale(ctx.scales, work.kv_head, ctx.config)
     _, head, inside = rows_of(ctx.shape, work, r, ctx.config)
     if traits.partial:
         factor, lse = softmax_finish(state, c, 0.0, False)
-        parts = Partials(ctx.tensors.o, ctx.tensors.lse, gl.to_tensor(ctx.config.block_m), ctx.config.padded_v)
+        parts = Partials(ctx.tensors.o, ctx.tensors.lse, gl.to_tensor(rows), ctx.config.padded_v)
         slot = gl.program_id(1) * ctx.shape.tiles + gl.program_id(0)
-        parts.store(slot, o * factor[:, None], in_base_2(lse, LOG2_E))
+        parts.store(slot * (ctx.config.block_m // rows) + first // rows, o * factor[:, None], in_base_2(lse, LOG2_E))
     else:
         sink = 0.0
         if traits.has_sinks:

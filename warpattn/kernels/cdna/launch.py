@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError
+from warpattn.language.nodes import Program
 from warpattn.language.ranges import POSITIONS
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import ARCHS, compile_options
@@ -21,6 +22,7 @@ from warpattn.sequences.latent import LatentPages
 
 from ..pieces.combine_config import allocate_parts
 from .config import (
+    Again,
     CDNAConfig,
     LatentArgs,
     LseStrides,
@@ -54,6 +56,7 @@ def launches_of_choice(
     scale = checked.scale if config.eight_bit is None else _scales(checked.scale, x, sequence)
     parts = _workspace(tiles * choice.partitions, config, x.q.device) if partial else {}
     args = tensors | {"scale": scale, **modifier_args(checked)} | parts
+    args["again"] = again_of(args) if _hides(mask) else ()
 
     def source() -> Any:
         from .signature import attention_source  # imports Triton
@@ -66,6 +69,17 @@ def launches_of_choice(
     if not partial:
         return (first,)
     return first, _combine(config, replace(traits, partial=False, own_rope=False), arch, tensors, parts)
+
+
+def again_of(args: Mapping[str, Any]) -> Again:
+    """The arguments of a launch that attending again needs."""
+    return Again(*(args[name if name in ("shape", "strides", "indices") else f"{name}_ptr"] for name in Again._fields))
+
+
+def _hides(mask: Program) -> bool:
+    """Whether a mask hides any key."""
+    keep = mask.outputs[0]
+    return not (keep.is_constant and keep.value is True)
 
 
 def _scales(scale: float, x: Operands, sequence: Sequence) -> Scales:

@@ -1,78 +1,134 @@
 """Attention once more for a tile that met hidden values of NaN or infinity: key by key, each row what it sees.
 
 P·V multiplies a hidden value by 0, and 0 times NaN is NaN, in every row of the tile. So the output is looked at once,
-at the end; almost no tile needs it, so the code is short rather than fast.
+at the end; almost no tile needs it, so the code is short rather than fast. What the loop over key tiles keeps in
+registers throughout, it would keep for this code, too. So the two share nothing: this one finds the workgroup's tile
+anew, from arguments that are passed once more.
+
+      O ──▶ all finite? ── yes ──▶ output
+                └── no ──▶ the tile found anew ──▶ a few rows at a time, key by key ──▶ output
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..amd.kv_config import WAVE
 from ..pieces.modifiers import exponent_scale
-from ..pieces.softmax import exponent, row_scale
-from .layouts import product_layout, scores_operand
+from .epilogue import store_output
 from .scales import key_scale
+from .softmax import RowState, softmax_step
 from .visible import hide_by
-from .work_tile import score_rows
+from .work_tile import Tensors, find_work, keys_of, kv_sources, load_queries, score_rows, two_tensors
+
+HELD = gl.constexpr(16)  # elements of queries, and of their output, in a lane; with 64 the code took twice the space
+RUN = gl.constexpr(8)  # columns side by side in a lane
 
 
 @gluon.jit
-def any_nonfinite(o):
-    """Whether O [M, Dv] holds NaN or infinity."""
+def nonfinite_rows(o, waves: gl.constexpr):
+    """How many rows of O [M, Dv] hold NaN or infinity; each may be counted more than once. Every wave adds up all of
+    them, a lane each: the compiler knows that a sum over all lanes is the same in each."""
+    rows: gl.constexpr = o.shape[0]
+    times: gl.constexpr = times_counted(rows)
     total = gl.sum(o, 1)
-    return gl.max((total - total != 0).to(gl.int32), 0) != 0
+    spoiled = (total - total != 0).to(gl.int32)
+    if times > 1:
+        spoiled = (spoiled[:, None] + gl.zeros([rows, times], gl.int32, o.type.layout)).reshape([rows * times])
+    return gl.sum(gl.convert_layout(spoiled, lanes_layout(rows, waves)), 0)
+
+
+@gluon.constexpr_function
+def times_counted(rows):
+    """How often a row is counted, so that there is one for every lane."""
+    return max(1, WAVE // rows)
+
+
+@gluon.constexpr_function
+def lanes_layout(rows, waves):
+    """Rows in all lanes of each wave."""
+    return gl.BlockedLayout([max(1, rows // WAVE)], [WAVE], [waves], [0])
 
 
 @gluon.jit
-def recompute_output(ctx, work, q, feed, state, span, run):
-    """O [M, Dv], not normalised, of the key tiles of a span in `run`, (first, last); `state` is that of the rows at
-    their end."""
+def attend_again(ctx, spoiled):
+    """The output of this workgroup's tile, with `nonfinite_rows`."""
     config: gl.constexpr = ctx.config
-    layout: gl.constexpr = product_layout(config)
-    x = row_scale(state.m, exponent_scale(ctx))
-    top = exponent(state.m, x)
-    o = gl.zeros([config.block_m, config.padded_v], gl.float32, layout)
-    begin, end = run
+    ctx = apart(ctx)
+    # The number is below 2^16, which the compiler does not know: so it keeps nothing of the workgroup's work.
+    work = find_work(ctx.tensors.indices, ctx.shape, gl.program_id(0) + (spoiled >> 16), config, ctx.traits)
+    count: gl.constexpr = rows_at_once(config)
+    for first in range(0, gl.minimum(config.block_m, (work.lengths.seq_q - work.rows.row) * config.pack), count):
+        attend_rows(ctx, work, first, count)
+
+
+@gluon.jit
+def apart(ctx):
+    """The context with the arguments that are passed once more."""
+    again = ctx.again
+    q, q_rope = two_tensors(again.q, ctx.traits.own_rope)
+    k, k_rope = two_tensors(again.k, ctx.config.rope is not None)
+    tensors = Tensors(q, k, again.v, again.o, again.lse, again.sinks, again.indices, again.strides, q_rope, k_rope)
+    return gl.aggregate_replace(ctx, tensors=tensors, shape=again.shape)
+
+
+@gluon.constexpr_function
+def rows_at_once(config):
+    """Rows of a tile that are in registers with their output."""
+    return min(config.block_m, HELD.value * config.waves * WAVE // max(config.padded_qk, config.padded_v))
+
+
+@gluon.constexpr_function
+def rows_layout(config):
+    """Registers of rows of Q and of O: a row in lanes of one wave."""
+    lanes = min(WAVE, min(config.padded_qk, config.padded_v) // RUN.value)
+    return gl.BlockedLayout([1, RUN.value], [WAVE // lanes, lanes], [config.waves, 1], [1, 0])
+
+
+@gluon.jit
+def attend_rows(ctx, work, first, count: gl.constexpr):
+    """The output of `count` rows from row number `first` of a tile on."""
+    config: gl.constexpr = ctx.config
+    layout: gl.constexpr = rows_layout(config)
+    r = first + gl.arange(0, count, gl.SliceLayout(1, layout))
+    q = load_queries(ctx.tensors, ctx.shape, work, r, config, ctx.traits)
+    span, begin, end, keys = keys_of(ctx, work)
+    sources = kv_sources(ctx.tensors, ctx.shape, work, ctx.scales, keys, config, ctx.traits)
+    m = gl.full([count], -float("inf"), gl.float32, gl.SliceLayout(1, layout))
+    state = RowState(m, gl.zeros_like(m))
+    o = gl.zeros([count, config.padded_v], gl.float32, layout)
+    columns = gl.arange(0, config.padded_v, gl.SliceLayout(0, layout))
     for i in range(begin, end):
-        first = span.key_tile(i) * config.block_n
-        for key in range(first, gl.minimum(first + config.block_n, feed.k_source.keys)):
-            s = score(ctx, work, q, feed, key)
-            p = gl.exp2(s * x[:, None] - top[:, None])
-            columns = gl.arange(0, config.padded_v, gl.SliceLayout(0, layout))
-            value = key_row(feed.v_source, key, columns, config.dim_v)
-            value *= key_scale(ctx, work, feed.v_source, key, "v", columns)
-            o = gl.where(sees(ctx, work, key, s), o + p * value[None, :], o)
-    return o
+        tile = span.key_tile(i) * config.block_n
+        for key in range(tile, gl.minimum(tile + config.block_n, keys)):
+            s, seen = score(ctx, work, r, q, sources, key)
+            state, p, alpha = softmax_step(state, gl.where(seen, s, -float("inf")), exponent_scale(ctx))
+            value = key_row(sources[1], key, columns, config.dim_v)
+            value *= key_scale(ctx, work, sources[1], key, "v", columns)
+            o = o * alpha[:, None]
+            o = gl.where(seen, o + p * value[None, :], o)
+    store_output(ctx, o, state, work, first)
 
 
 @gluon.jit
-def score(ctx, work, q, feed, key):
-    """Scores [M, 1] of the rows with a key."""
+def score(ctx, work, r, q, sources, key):
+    """Scores [R, 1] of rows with a key, and whether they see it."""
     config: gl.constexpr = ctx.config
-    layout: gl.constexpr = scores_operand(config, 0)
-    columns = gl.arange(0, config.padded_qk, gl.SliceLayout(0, layout))
+    tile, row = score_rows(ctx.shape, work, r, config)
+    columns = gl.arange(0, config.padded_qk, gl.SliceLayout(0, q.type.layout))
     if config.rope is None:
-        k = key_row(feed.k_source, key, columns, config.dim_qk)
+        k = key_row(sources[0], key, columns, config.dim_qk)
     else:
-        first: gl.constexpr = config.dim_v
-        k = key_row(feed.k_source, key, columns, first)
-        k += key_row(feed.rope_source, key, columns - first, config.dim_qk - first)
-    k *= key_scale(ctx, work, feed.k_source, key, "k", columns)
-    s = gl.sum(q.to(gl.float32) * k[None, :], 1)
-    s = gl.convert_layout(s, gl.SliceLayout(1, product_layout(config)))[:, None]
+        latent: gl.constexpr = config.dim_v
+        k = key_row(sources[0], key, columns, latent)
+        k += key_row(sources[2], key, columns - latent, config.dim_qk - latent)
+    k *= key_scale(ctx, work, sources[0], key, "k", columns)
+    s = gl.sum(q.to(gl.float32) * k[None, :], 1)[:, None]
     if ctx.mods.score is not None:
-        tile, row = score_rows(ctx.shape, work, config)
         s = ctx.mods.apply_score(s, ctx.scale, tile, work.lengths, row, key)
-    return s
-
-
-@gluon.jit
-def sees(ctx, work, key, s):
-    """Whether rows see a key [M, 1]; `s` is of that shape."""
-    tile, row = score_rows(ctx.shape, work, ctx.config)
     mark = gl.zeros_like(s)
     for i in gl.static_range(len(ctx.keeps)):
         mark = hide_by(ctx, mark, tile, work, row, key, i)
-    return mark == 0
+    return s, mark == 0
 
 
 @gluon.jit

@@ -25,7 +25,9 @@ def attention_source(
     constants = {"config": config, "functions": cdna_functions(mask, score), "traits": traits}
     queries = ("q_ptr.latent", "q_ptr.rope") if traits.own_rope else ("q_ptr",)
     keys = ("k_ptr.latent", "k_ptr.rope") if config.rope else ("k_ptr",)
-    hints = dict.fromkeys((*queries, *keys, "v_ptr", "o_ptr"), HINTS)
+    aligned = (*queries, *keys, "v_ptr", "o_ptr")
+    again = [f"again.{path.replace('_ptr', '')}" for path in aligned] if args["again"] else []
+    hints = dict.fromkeys((*aligned, *again), HINTS)
     return kernel_source(attention_kernel, args, constants, captured_types(mask, score, config.arch), hints)
 
 

@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .layouts import product_layout
-from .work_tile import score_rows
+from .work_tile import score_rows, tile_rows
 
 
 @gluon.jit
@@ -13,7 +13,7 @@ def visible_scores(ctx, s, work, key, masked):
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = product_layout(config)
     k = (key + gl.arange(0, config.block_n, gl.SliceLayout(0, layout)))[None, :]
-    tile, q = score_rows(ctx.shape, work, config)
+    tile, q = score_rows(ctx.shape, work, tile_rows(layout, config), config)
     return seen_scores(ctx, s, tile, work, q, k, key, masked)
 
 

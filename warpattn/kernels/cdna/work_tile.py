@@ -15,7 +15,7 @@ from ..amd.kv_buffer import KVSource, ScaleSource
 from ..amd.xcd import tile_of_workgroup
 from ..pieces.scheduler import Tile
 from ..pieces.scheduler_varlen import extent_of, extent_within
-from .layouts import product_layout
+from ..pieces.span import tile_span
 
 
 @gluon.aggregate
@@ -53,9 +53,18 @@ class WorkTile:
 
 
 @gluon.jit
-def find_work(indices, shape, config: gl.constexpr, traits: gl.constexpr):
-    """The work of this workgroup."""
-    number = tile_of_workgroup(gl.program_id(0), shape.tiles)
+def two_tensors(x, own_rope: gl.constexpr):
+    """(queries or keys without rotary columns, the `LatentArgs` with these); (x, ()) where all are in one tensor."""
+    if own_rope:
+        return x.latent, x
+    else:
+        return x, ()
+
+
+@gluon.jit
+def find_work(indices, shape, workgroup, config: gl.constexpr, traits: gl.constexpr):
+    """The work of a workgroup, by its number."""
+    number = tile_of_workgroup(workgroup, shape.tiles)
     packs = (shape.group + config.pack - 1) // config.pack
     stream = number // (shape.m_tiles * packs)
     rest = number - stream * shape.m_tiles * packs
@@ -83,6 +92,26 @@ def work_of(indices, shape, rows, kv_head, traits: gl.constexpr):
     elif traits.sequence == "paged":
         seq_k = gl.load(indices.lengths + b)
     return WorkTile(rows, Lengths(seq_q, seq_k), q_start.to(gl.int64), k_start.to(gl.int64), batch, kv_head)
+
+
+@gluon.jit
+def keys_of(ctx, work):
+    """The key tiles of a tile of rows: (their span, first, last of the partition's in it, end of the keys)."""
+    keys = ctx.mods.key_span(work.rows, work.lengths, ctx.config.block_m // ctx.config.pack)
+    span, end = tile_span(keys, ctx.config.block_n), gl.minimum(keys[3], work.lengths.seq_k)
+    first, last = partition_of(ctx, gl.where(keys[0] < end, span.total, 0))
+    return span, first, last, end
+
+
+@gluon.jit
+def partition_of(ctx, total):
+    """(first, last) of the `total` tiles that rows see of which this workgroup visits its share."""
+    if ctx.traits.partial:
+        each = (total + ctx.shape.partitions - 1) // ctx.shape.partitions
+        first = gl.minimum(gl.program_id(1) * each, total)
+        return first, gl.minimum(first + each, total)
+    else:
+        return gl.to_tensor(0), total
 
 
 @gluon.jit
@@ -166,9 +195,10 @@ def packed_offsets(strides, work, token, head):
 
 
 @gluon.jit
-def load_queries(tensors, shape, work, layout: gl.constexpr, config: gl.constexpr, traits: gl.constexpr):
-    """Q [M, D] of the tile as an operand; zeros in rows and columns that do not exist."""
-    r = tile_rows(layout, config)
+def load_queries(tensors, shape, work, r, config: gl.constexpr, traits: gl.constexpr):
+    """Rows `r` of Q [M, D] of the tile, in the layout that theirs is a slice of; zeros in rows and columns that do not
+    exist."""
+    layout: gl.constexpr = r.type.layout.parent
     token, head, inside = rows_of(shape, work, r, config)
     cols = gl.arange(0, config.padded_qk, gl.SliceLayout(0, layout))[None, :]
     mask = inside[:, None]
@@ -189,10 +219,9 @@ def load_queries(tensors, shape, work, layout: gl.constexpr, config: gl.constexp
 
 
 @gluon.jit
-def score_rows(shape, work, config: gl.constexpr):
-    """(tile with query heads [M, 1] or one, positions [M, 1]) of the scores' rows for masks and scores."""
-    layout: gl.constexpr = product_layout(config)
-    token, head, _ = rows_of(shape, work, tile_rows(layout, config), config)
+def score_rows(shape, work, r, config: gl.constexpr):
+    """(tile with query heads [M, 1] or one, positions [M, 1]) of rows `r` of a tile for masks and scores."""
+    token, head, _ = rows_of(shape, work, r, config)
     q = token[:, None] + work.lengths.seq_k - work.lengths.seq_q
     if config.pack == 1:
         return work.rows, q

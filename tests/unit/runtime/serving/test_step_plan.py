@@ -12,8 +12,14 @@ pytest.importorskip("triton")
 
 import warpattn as wa
 from tests.unit.runtime.test_dispatch import Driver, driver, half  # noqa: F401  a fixture
-from warpattn.problem import rules
+from warpattn.kernels.cdna.config import PagedRaggedIndices
+from warpattn.kernels.cdna.launch import launches_of_choice
+from warpattn.problem import Call, rules, validate
+from warpattn.problem.argument_types import fields
+from warpattn.problem.operands import Operands
 from warpattn.runtime import cuda
+from warpattn.sequences import PagedRagged
+from warpattn.serving.step_plan import BATCHES
 
 SINKS = torch.tensor([0.5, -1.0, 2.0, 0.0])
 
@@ -142,3 +148,23 @@ def test_a_step_writes_addresses_and_the_number_of_sequences(max_q, launches, on
     plan(q, kv, seq, out=torch.empty_like(q))
     assert len(on_card.launches) - seen == launches
     assert {cell.value for cell in plan._batch} == {2} and len(plan._batch) == (1 if max_q == 1 else 2)
+
+
+def counts(value: object, path: str) -> list[str]:
+    """Paths of the numbers of sequences in a launch's argument."""
+    if not isinstance(value, tuple):
+        return []
+    inside = [found for name, part in fields(value) for found in counts(part, f"{path}.{name}")]
+    return [*inside, f"{path}.batch"] if isinstance(value, PagedRaggedIndices) else inside
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_a_step_on_cdna_writes_its_number_of_sequences_wherever_it_is(arch: str) -> None:
+    """Under a mask arguments are passed twice."""
+    q, kv, seq = step((3, 1), (40, 9), pages_of(torch.bfloat16), torch.bfloat16)
+    both = PagedRagged(kv, seq)
+    ready = validate(Call(q, kv.k_pages, kv.v_pages, both, wa.Causal(), backend=f"simulate:{arch}"))
+    operands = Operands(q, kv.k_pages, kv.v_pages, torch.empty_like(q), None, None)
+    first, *_ = launches_of_choice(ready, operands, both)
+    found = [path for name, value in first.args.items() for path in counts(value, name)]
+    assert sorted(found) == ["again.indices.batch", "indices.batch"] and set(found) <= set(BATCHES)

@@ -26,7 +26,7 @@ def queries_kernel(
     are `BackwardFunctions`. Grid: (tiles of HELD query rows,)."""
     mods = Modifiers(None, False, functions.span, functions.score, mask_args, score_args)
     ctx = Context(reads, strides, numbers, shape, mods, functions.slope, scale, functions.keep, config, traits)
-    work = find_work(indices, shape, config, traits)
+    work = find_work(indices, shape, gl.program_id(0), config, traits)
     if work.rows.row < work.lengths.seq_q:
         query_gradients(ctx, work, own_strides, out, statistics, results)
     elif traits.has_dsinks:
