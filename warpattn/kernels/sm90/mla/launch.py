@@ -22,7 +22,8 @@ def list_launches(
     checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice
 ) -> tuple[Launch, ...]:
     """The attention kernel and, if it leaves parts behind, the one that adds them up."""
-    problem, config = checked.problem, choice.config
+    checked, config = of_one_query(checked), choice.config
+    problem = checked.problem
     partial = workspace(problem, choice, head_rows(problem), x.q.device)
     args = arguments(checked, x, sequence, choice) | {"workspace": partial}
     cache = sequence.kv if isinstance(sequence, PagedRagged) else sequence
@@ -42,3 +43,12 @@ def list_launches(
     if not config.combine.separate_kernel or partitions(problem, config, choice.grid[0]) == 1:
         return (attend,)
     return attend, combine_launch(checked, replace(config, own_rope=False), args)
+
+
+def of_one_query(checked: CheckedCall) -> CheckedCall:
+    """The call without conditions of its mask that hide nothing, as sequences have one query each; others as they
+    are."""
+    if checked.problem.seq_q > 1:
+        return checked
+    mask = checked.mask.for_one_query()
+    return replace(checked, mask=mask, problem=replace(checked.problem, mask=mask.key))
