@@ -17,7 +17,7 @@ from torch import Tensor
 
 import warpattn as wa
 from tests.cases import MASKS, SCORES, Case
-from tests.eight_bit import in_eight_bits, over_latents
+from tests.eight_bit import in_eight_bits, over_latents, shared_latents
 from tests.gradients import check_gradients, weights
 from tests.oracle import Inputs, check, plain, visible
 from tests.specials import SPOILS, attend, bound_of, unlike
@@ -38,8 +38,8 @@ LAYOUTS = ("contiguous", "contiguous", "heads-first", "sliced", "unaligned")
 class Drawn(NamedTuple):
     """A call, and what becomes of its tensors: "as drawn", "unseen keys", "unseen" (and values; where it `trains`), a
     kind of `specials.SPOILS`. `stored`: what scales of 8-bit keys and values belong to, if they have 8 bits, and of
-    queries if these have, too; `latent`: the keys' 512 first columns alone have 8 bits, and values are these; `trains`:
-    its gradients are taken."""
+    queries if these have, too; `latent`: values are the keys' 512 first columns, which alone have 8 bits; `trains`: its
+    gradients are taken."""
 
     case: Case
     how: str
@@ -65,7 +65,8 @@ def draw(arch: str, seed: int) -> Drawn:
         hides = arch == "sm90" and "added" not in case.mask
         return stored._replace(how=chance.choice(("as drawn", "hidden", "partly hidden"))) if hides else stored
     if what == "" and limits.eight_bit is not None and limits.eight_bit.latents and case.kind == "paged":
-        return _latent(case, limits.eight_bit, chance)
+        latent, hides = _latent(case, limits.eight_bit, chance), arch == "sm90" and "added" not in case.mask
+        return _hidden_latent(latent, chance) if hides else latent
     if what == "hidden" and "added" not in case.mask and _hides(arch, case):
         return Drawn(case, chance.choice(("hidden", "partly hidden")))
     return drawn
@@ -103,6 +104,11 @@ def _latent(case: Case, limits: EightBitLimits, chance: random.Random) -> Drawn:
     case = replace(case, dtype=torch.bfloat16, page_size=-(-case.page_size // 8) * 8, layout="contiguous")
     scales = [per for per in limits.latents if per is not None]
     return Drawn(case, "as drawn", (chance.choice(scales),), latent=True)
+
+
+def _hidden_latent(drawn: Drawn, chance: random.Random) -> Drawn:
+    """The call with latents that are not finite, perhaps of 16 bits."""
+    return drawn._replace(how=chance.choice(("hidden", "partly hidden")), stored=chance.choice(((), drawn.stored)))
 
 
 def _trains(case: Case, limits: BackwardLimits) -> bool:
@@ -265,7 +271,8 @@ def built(arch: str, drawn: Drawn) -> Inputs:
     dtype = torch.float8_e4m3fn if limits is None else limits.dtypes[0]
     inputs = drawn.case.build()
     if drawn.latent:
-        return over_latents(inputs, drawn.stored[0], dtype)
+        latents = _with_special_values(shared_latents(inputs), drawn)
+        return over_latents(latents, drawn.stored[0], dtype) if drawn.stored else latents
     if drawn.stored:
         return in_eight_bits(_with_special_values(inputs, drawn), drawn.stored, dtype)
     if drawn.how == "unseen keys":

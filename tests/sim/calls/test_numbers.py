@@ -1,6 +1,8 @@
 """Special values in simulated kernels of every architecture, against an oracle that knows nothing of tiles."""
 
+import linecache
 import math
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -10,7 +12,11 @@ import torch
 
 import warpattn as wa
 from tests.drawn import drawn
-from tests.specials import BASE_2_LOWEST, CALLS, EIGHT_BIT, LOWEST, SPOILS, differences
+from tests.specials import BASE_2_LOWEST, CALLS, EIGHT_BIT, LATENTS, LOWEST, SPOILS, differences
+from warpattn.runtime import simulate as runtime
+from warpattn.sim.ir.module import Block, Op, parse_module
+from warpattn.sim.link import link
+from warpattn.sim.simulate import ttgir_of
 
 LN_2 = math.log(2)
 ARCHS = ("sm90", "sm100", "gfx942", "gfx950")
@@ -49,6 +55,39 @@ DRAWN = ["products, padded", "converted, columns"]
 def test_kernels_over_tensors_of_8_bits_follow_the_rule(call):
     """Scales make large scores of them all, so those are drawn elsewhere."""
     assert not differences("sm90", call, [how for how in SPOILS if how != "large"])
+
+
+LATENTS_DRAWN = ["latents, window", "8-bit latents, one row"]
+
+
+@pytest.mark.parametrize("call", drawn(LATENTS, LATENTS_DRAWN))
+def test_latent_kernels_follow_the_rule(call):
+    assert not differences("sm90", call, [how for how in SPOILS if how != "large"])
+
+
+@pytest.mark.parametrize("call", LATENTS_DRAWN)
+def test_a_second_pass_that_is_left_out_is_noticed(monkeypatch, call):
+    whole = runtime._kernel
+    monkeypatch.setattr(runtime, "_kernel", lambda launch: without_second_pass(whole(launch)))
+    (wrong,) = differences("sm90", call, ["as drawn", "hidden"])
+    assert wrong.startswith("hidden: out: ") and "differ in nan" in wrong
+
+
+def without_second_pass(kernel):
+    """A kernel that finds no row with NaN of a hidden latent."""
+    module = link(parse_module(ttgir_of(kernel)))
+    module.folded = getattr(kernel, "folded", {})
+    for op in every_op(module.functions.values()):
+        if op.name == "arith.cmpi" and op.frames and "gl.max(gl.max(some." in linecache.getline(*op.frames[0]):
+            op.run = lambda x, y: False
+    return module
+
+
+def every_op(blocks: Iterable[Block]) -> Iterator[Op]:
+    for block in blocks:
+        for op in block.ops:
+            yield op
+            yield from every_op(op.regions)
 
 
 @pytest.mark.parametrize("sign", [1, -1])

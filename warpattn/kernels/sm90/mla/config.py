@@ -88,6 +88,11 @@ class MlaConfig(LatentSizes, StreamConfig):
     padded_v = property(attrgetter("dim_v"))
 
     @property
+    def recomputes(self) -> bool:
+        """Whether rows that owe NaN to a hidden latent are attended to again, see recompute.py."""
+        return True
+
+    @property
     def tile_bytes(self) -> int:
         """Of a key tile: latents and rotary part."""
         return self.element.bytes * self.block_n * self.dim_qk
@@ -174,6 +179,11 @@ class SwapAbMlaConfig(MlaConfig):
     query_columns = property(lambda self: self.half if self.latents is None else self.dim_v)  # of a block of queries
     weights = property(lambda self: 1 if self.latents is None else self.dim_v // SCALED)  # tiles of them
     scale_bytes = property(lambda self: 0 if self.latents is None else 4 * self.weights * self.block_n)  # of a tile
+
+    @property
+    def recomputes(self) -> bool:
+        """Not over latents of 16 bits, which are hidden in the loop."""
+        return self.latents is not None
 
     @cached_property
     def topology(self) -> Topology:

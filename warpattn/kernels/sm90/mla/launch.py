@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from warpattn.problem import CheckedCall
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Operands
+from warpattn.problem.operands import Operands, is_masked
 from warpattn.problem.scales import latent_scales
 from warpattn.sequences import PagedRagged, Sequence
 from warpattn.sequences.latent import LatentPages
 
 from ...nvidia.arguments import LatentQueryArgs, strided
-from ..decode.arguments import ColumnScaledRows, MappedRows
+from ..decode.arguments import ColumnScaledRows, MappedLatents, MappedRows
 from ..decode.choice import partitions
 from ..decode.launch import arguments, combine_launch, features_of, head_rows, options, workspace
 
@@ -27,11 +27,15 @@ def list_launches(
     partial = workspace(problem, choice, head_rows(problem), x.q.device)
     args = arguments(checked, x, sequence, choice) | {"workspace": partial}
     cache = sequence.kv if isinstance(sequence, PagedRagged) else sequence
+    rope = x.k
     if isinstance(cache, LatentPages):
         args |= {"k": MappedRows(cache.rope), "v": ColumnScaledRows(x.v, *latent_scales(x.v, cache.v_scale))}
+        rope = cache.rope
     if sequence.q_rope is not None:
         args["q"] = LatentQueryArgs(args["q"], strided(sequence.q_rope))
     features = features_of(checked)
+    if config.recomputes and is_masked(checked.problem) and not config.gathers:
+        args["k"] = MappedLatents(rope, strided(x.v), strided(rope))
 
     def source():
         from .signature import mla_source  # imports Triton
