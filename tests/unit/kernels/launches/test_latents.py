@@ -9,13 +9,14 @@ import torch
 
 import warpattn as wa
 from warpattn.kernels.sm90.mla.config import STAGED, choose, tiles_of
-from warpattn.kernels.sm90.mla.launch import list_launches
+from warpattn.kernels.sm90.mla.launch import hiding, list_launches
 from warpattn.kernels.sm100.mla.config import choose_latent
 from warpattn.problem import Call, Problem, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.operands import Operands
 from warpattn.problem.problem import Scales
 from warpattn.sequences import PagedKV
+from warpattn.sequences.latent import LatentPages
 
 E4M3 = {"kv_dtype": torch.float8_e4m3fn, "rope": 64}
 
@@ -77,3 +78,18 @@ def codes(tokens: int, heads: int, mask: wa.Mask | None) -> list[Hashable]:
     checked = validate(call, read_values=False)
     operands = Operands(q, k, sequence.v_pages, q[..., :512].contiguous(), None, None)
     return [launch.key for launch in list_launches(checked, operands, sequence, choose(checked.problem, ARCHS["sm90"]))]
+
+
+@pytest.mark.parametrize(("tokens", "mask", "looks"), [
+    (1, wa.Causal(), False), (2, wa.Causal(), True), (1, wa.SlidingWindow(64), True), (2, None, False),
+])  # fmt: skip
+@pytest.mark.parametrize("heads", [4, 128])
+def test_which_kernels_over_8_bit_latents_look_at_their_output(heads, tokens, mask, looks) -> None:
+    """They keep a mask that hides nothing, and do not look where nothing is hidden."""
+    q, latents = torch.empty(1, tokens, heads, 576).bfloat16(), torch.empty(4, 64, 1, 512).to(torch.float8_e4m3fn)
+    tables = torch.zeros(1, 4).int(), torch.zeros(1).int()
+    sequence = LatentPages(latents, torch.empty(4, 64, 1, 64).bfloat16(), *tables, scale=torch.ones(4, 64, 1, 4))
+    call = Call(q, sequence.k_pages, sequence.v_pages, sequence, mask, backend="simulate:sm90")
+    checked = validate(call, read_values=False)
+    hidden, config = hiding(checked, choose(checked.problem, ARCHS["sm90"]).config)
+    assert (config.recomputes, hidden) == (looks, checked)

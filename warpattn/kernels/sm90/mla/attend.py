@@ -239,16 +239,17 @@ def start_scores(ctx, keys):
 @gluon.jit
 def finish_half(ctx, o, softmax, item, half: gl.constexpr):
     """Write half of the columns of an item: O [64, 256] accumulated under a softmax state."""
+    config: gl.constexpr = ctx.config
     factor, lse = normalise(softmax, exponent_scale(ctx))
     o = rescale(o, factor)
-    if ctx.mods.keep is None:
-        write_half(ctx, o, lse, item, half)
-    else:
+    if config.recomputes:
         marks = lane_sum(as_quads(o * 0.0))
         if owes_nan(marks, gl.convert_layout(lse, marks.type.layout, assert_trivial=True)):
             attend_again(ctx, item, half, 1)
         else:
             write_half(ctx, o, lse, item, half)
+    else:
+        write_half(ctx, o, lse, item, half)
 
 
 @gluon.jit

@@ -267,14 +267,15 @@ def scaled_blocks(o, factors):
 @gluon.jit
 def finish_blocks(ctx, state, factor, lse, item):
     """Write the output's blocks of an item times a factor [R]."""
-    if ctx.mods.keep is None:
-        write_blocks(ctx, state, factor, lse, item)
-    else:
+    config: gl.constexpr = ctx.config
+    if config.recomputes:
         marks = (state.o[0] + state.o[1] + state.o[2] + state.o[3]) * 0.0
         if owes_nan(marks, lse[None, :]):
             attend_again(ctx, item, 0, 2)
         else:
             write_blocks(ctx, state, factor, lse, item)
+    else:
+        write_blocks(ctx, state, factor, lse, item)
 
 
 @gluon.jit

@@ -16,13 +16,14 @@ from ...nvidia.arguments import LatentQueryArgs, strided
 from ..decode.arguments import ColumnScaledRows, MappedLatents, MappedRows
 from ..decode.choice import partitions
 from ..decode.launch import arguments, combine_launch, features_of, head_rows, options, workspace
+from .config import MlaConfig
 
 
 def list_launches(
     checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice
 ) -> tuple[Launch, ...]:
     """The attention kernel and, if it leaves parts behind, the one that adds them up."""
-    checked, config = of_one_query(checked), choice.config
+    checked, config = hiding(checked, choice.config)
     problem = checked.problem
     partial = workspace(problem, choice, head_rows(problem), x.q.device)
     args = arguments(checked, x, sequence, choice) | {"workspace": partial}
@@ -34,7 +35,7 @@ def list_launches(
     if sequence.q_rope is not None:
         args["q"] = LatentQueryArgs(args["q"], strided(sequence.q_rope))
     features = features_of(checked)
-    if config.recomputes and is_masked(checked.problem) and not config.gathers:
+    if config.recomputes and not config.gathers:
         args["k"] = MappedLatents(rope, strided(x.v), strided(rope))
 
     def source():
@@ -46,7 +47,16 @@ def list_launches(
     attend = Launch("sm90.mla", "sm90", key, source, options(config), choice.grid, args, persistent=True)
     if not config.combine.separate_kernel or partitions(problem, config, choice.grid[0]) == 1:
         return (attend,)
-    return attend, combine_launch(checked, replace(config, own_rope=False), args)
+    return attend, combine_launch(checked, replace(config, own_rope=False, recomputes=False), args)
+
+
+def hiding(checked: CheckedCall, config: MlaConfig) -> tuple[CheckedCall, MlaConfig]:
+    """What hides keys: the call and the configuration of its kernel. Where sequences have one query each, conditions
+    that hide newer keys hide none, and go; over 8-bit latents they stay, as without them one token of 128 sequences
+    took up to 6 % longer (H100, bench/notes.md 218)."""
+    simpler = of_one_query(checked)
+    recomputes = is_masked(simpler.problem) and not config.hides_in_loop
+    return simpler if config.latents is None else checked, replace(config, recomputes=recomputes)
 
 
 def of_one_query(checked: CheckedCall) -> CheckedCall:
