@@ -39,8 +39,8 @@ LAYOUTS = ("contiguous", "contiguous", "heads-first", "sliced", "unaligned")
 class Drawn(NamedTuple):
     """A call, and what becomes of its tensors: "as drawn", "unseen keys", "unseen" (and values; where it `trains`), a
     kind of `specials.SPOILS`. `stored`: what scales of 8-bit keys and values belong to, if they have 8 bits, and of
-    queries if these have, too; `latent`: the keys' 512 first columns alone have 8 bits, and values are these; `trains`:
-    its gradients are taken."""
+    queries if these have, too; `latent`: values are the keys' 512 first columns, which alone have 8 bits; `trains`: its
+    gradients are taken."""
 
     case: Case
     how: str
@@ -67,8 +67,8 @@ def draw(arch: str, seed: int) -> Drawn:
         return stored._replace(how=chance.choice(HIDES)) if hides else stored
     if what == "" and limits.eight_bit is not None and limits.eight_bit.latents and case.kind == "paged":
         latent = _latent(case, limits.eight_bit, chance)
-        hides = arch.startswith("gfx") and "added" not in case.mask
-        return latent._replace(how=chance.choice(HIDES)) if hides else latent
+        hides = arch != "sm100" and "added" not in case.mask
+        return _hidden_latent(latent, chance) if hides else latent
     if what == "hidden" and "added" not in case.mask and _hides(arch, case):
         return Drawn(case, chance.choice(("hidden", "partly hidden")))
     return drawn
@@ -106,6 +106,11 @@ def _latent(case: Case, limits: EightBitLimits, chance: random.Random) -> Drawn:
     case = replace(case, dtype=torch.bfloat16, page_size=-(-case.page_size // 8) * 8, layout="contiguous")
     scales = [per for per in limits.latents if per is not None]
     return Drawn(case, "as drawn", (chance.choice(scales),), latent=True)
+
+
+def _hidden_latent(drawn: Drawn, chance: random.Random) -> Drawn:
+    """The call with latents that are not finite, perhaps of 16 bits."""
+    return drawn._replace(how=chance.choice(HIDES), stored=chance.choice(((), drawn.stored)))
 
 
 def _trains(case: Case, limits: BackwardLimits) -> bool:
@@ -261,7 +266,8 @@ def built(arch: str, drawn: Drawn) -> Inputs:
     dtype = torch.float8_e4m3fn if limits is None else limits.dtypes[0]
     inputs = drawn.case.build()
     if drawn.latent:
-        return over_latents(_with_special_values(shared_latents(inputs), drawn), drawn.stored[0], dtype)
+        latents = _with_special_values(shared_latents(inputs), drawn)
+        return over_latents(latents, drawn.stored[0], dtype) if drawn.stored else latents
     if drawn.stored:
         return in_eight_bits(_with_special_values(inputs, drawn), drawn.stored, dtype)
     if drawn.how == "unseen keys":

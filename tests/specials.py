@@ -238,10 +238,14 @@ LATENTS: dict[str, tuple[Case, tuple[str | int, ...]]] = {
     "latents, few rows": (replace(_LATENT, heads_q=4, mask="window"), ()),
     "latents, one row": (replace(_LATENT, seq_q=1, heads_q=16, mask="window"), ()),
     "latents, dense": (replace(_DENSE_LATENT, batch=1, heads_q=8), ()),
+    "latents, one row, window": (replace(_LATENT, seq_q=1, heads_q=128, page_size=64, mask="window"), ()),
+    "latents, many rows": (replace(_LATENT, seq_q=2, heads_q=128, page_size=64), ()),
+    "latents, five tokens": (replace(_LATENT, seq_q=5, heads_q=16, page_size=3), ()),
     "8-bit latents": (_LATENT, (128,)),
     "8-bit latents, scattered": (replace(_LATENT, mask="dense-mask", score="softcap"), ("token",)),
     "8-bit latents, few rows": (replace(_LATENT, heads_q=4), (128,)),
     "8-bit latents, one row": (replace(_LATENT, seq_q=1, heads_q=16, mask="window"), ("token",)),
+    "8-bit latents, five tokens": (replace(_LATENT, seq_q=5, heads_q=16, page_size=64), ("tensor",)),
     "8-bit latents, few rows, scattered": (replace(_LATENT, heads_q=5, mask="dense-mask", sinks=True), ("tensor",)),
 }  # fmt: skip
 

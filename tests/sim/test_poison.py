@@ -35,7 +35,7 @@ LATENTS = Case(kind="paged", batch=2, seq_q=2, heads_q=9, heads_kv=1, dim=LATENT
 LATENT_CALLS = {mask: Drawn(replace(LATENTS, mask=mask), "", latent=True) for mask in ("causal", "window", "scattered")}
 # Calls whose kernels hide all, see docs/numbers.md: seeds of random calls, and names of latent ones of 16 bits.
 SEEDS: dict[str, tuple[int | str, ...]] = {
-    "sm90": (0, 2, 8, 11, 15, 16, 18, 19, 25, 32, 36, 40, 48, 49, 55, 57, 59, "causal"),
+    "sm90": (0, 2, 8, 11, 15, 16, 18, 19, 25, 32, 36, 40, 48, 49, 55, 57, 59, "causal", "window", "scattered"),
     "sm100": (16, 17, 22, 26, 31, 35, 36, 46, 47, 57, "causal"),
     "gfx950": (3, 8, 14, 23, 25, 30, 36, 38, 39, 41, 50, 51, 53, 55, 56, 57, 58, "causal", "scattered"),
 }

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from warpattn.language.expr import Node, maximum, minimum
+from warpattn.language.nodes import Program, build, const
 
 Value = Any  # a symbol, a number or a tensor
+_Q, _K, _LEN_K = (Node(("sym", "int", name)) for name in ("q", "k", "len_k"))
 
 
 class Span(NamedTuple):
@@ -44,3 +46,19 @@ class MaskProgram:
     span: tuple[Node, Node, Node, Node]
     tensors: tuple[Tensor, ...]
     key: tuple[Any, ...]
+
+    def for_one_query(self) -> MaskProgram:
+        """The same mask in sequences of one query, which is at the last key, so that no key is newer than it: without
+        the conditions that say so; where no other is left, with the span in which all see every key."""
+        keep, span = _without_newer(self.keep), self.span
+        if keep.is_constant and keep.value:
+            first = const(0, "int")
+            span = (first, first, _LEN_K, _LEN_K)
+        return MaskProgram(keep, span, self.tensors, Program((keep, *span), self.tensors).key)
+
+
+def _without_newer(keep: Node) -> Node:
+    """A condition for queries that no key is newer than."""
+    if keep.op in ("and", "or"):
+        return build(keep.op, keep.dtype, *map(_without_newer, keep.operands))
+    return const(True, "bool") if (keep.op, *keep.operands) in (("le", _K, _Q), ("ge", _Q, _K)) else keep

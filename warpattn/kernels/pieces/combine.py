@@ -34,10 +34,10 @@ class Partials:
     cols: gl.constexpr
 
     @gluon.jit
-    def store(self, slot, o, lse, column: gl.constexpr = 0):
-        """Write a part: `o` [M, N], columns `column` and on; `lse` [M] in the layout of its rows, written with the
-        first columns; rows past the slot's are dropped."""
-        row = gl.arange(0, o.shape[0], lse.type.layout)
+    def store(self, slot, o, lse, column: gl.constexpr = 0, first=0):
+        """Write a part: `o` [M, N], rows `first` and columns `column` and on; `lse` [M] in the layout of its rows,
+        written with the first columns; rows past the slot's are dropped."""
+        row = first + gl.arange(0, o.shape[0], lse.type.layout)
         col = column + gl.arange(0, o.shape[1], gl.SliceLayout(0, o.type.layout))
         at = slot.to(gl.int64) * self.rows + row
         if column == 0:

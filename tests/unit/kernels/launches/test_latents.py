@@ -1,17 +1,22 @@
 """Bytes, slots and scales of latent attention's configurations, by hand."""
 
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from warpattn.kernels.sm90.mla.config import STAGED, tiles_of
+import warpattn as wa
+from warpattn.kernels.sm90.mla.config import STAGED, choose, tiles_of
+from warpattn.kernels.sm90.mla.launch import hiding, list_launches
 from warpattn.kernels.sm100.mla.config import choose_latent
 from warpattn.problem import Call, Problem, validate
 from warpattn.problem.arch import ARCHS
+from warpattn.problem.operands import Operands
 from warpattn.problem.problem import Scales
 from warpattn.sequences import PagedKV
+from warpattn.sequences.latent import LatentPages
 
 E4M3 = {"kv_dtype": torch.float8_e4m3fn, "rope": 64}
 
@@ -55,3 +60,36 @@ def test_tiles_of_8_bits_on_blackwell(scales: Scales, blocks: int, narrow: bool)
     assert config.rope_bytes == 32 * 64 * 2
     assert (config.staged_bytes, config.landing_bytes) == (32 * 576, 32 * 576) if narrow else (32 * 512, 32 * 640)
     assert len(choice.reasons) == len(choose_latent(problem(), ARCHS["sm100"]).reasons) + 1
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+def test_one_token_needs_no_mask_that_hides_newer_keys(heads: int) -> None:
+    """Its launches have the code of those without a mask; those of two tokens have not."""
+    one, two = ([codes(tokens, heads, mask) for mask in (wa.Causal(), None)] for tokens in (1, 2))
+    assert one[0] == one[1] and two[0] != two[1]
+    assert codes(1, heads, wa.SlidingWindow(64)) != one[1]
+
+
+def codes(tokens: int, heads: int, mask: wa.Mask | None) -> list[Hashable]:
+    """What the code of each launch depends on."""
+    q, k = torch.empty(1, tokens, heads, 576).bfloat16(), torch.empty(4, 16, 1, 576).bfloat16()
+    sequence = PagedKV(k, k[..., :512], torch.zeros(1, 4).int(), torch.zeros(1).int())
+    call = Call(q, k, sequence.v_pages, sequence, mask, backend="simulate:sm90")
+    checked = validate(call, read_values=False)
+    operands = Operands(q, k, sequence.v_pages, q[..., :512].contiguous(), None, None)
+    return [launch.key for launch in list_launches(checked, operands, sequence, choose(checked.problem, ARCHS["sm90"]))]
+
+
+@pytest.mark.parametrize(("tokens", "mask", "looks"), [
+    (1, wa.Causal(), False), (2, wa.Causal(), True), (1, wa.SlidingWindow(64), True), (2, None, False),
+])  # fmt: skip
+@pytest.mark.parametrize("heads", [4, 128])
+def test_which_kernels_over_8_bit_latents_look_at_their_output(heads, tokens, mask, looks) -> None:
+    """They keep a mask that hides nothing, and do not look where nothing is hidden."""
+    q, latents = torch.empty(1, tokens, heads, 576).bfloat16(), torch.empty(4, 64, 1, 512).to(torch.float8_e4m3fn)
+    tables = torch.zeros(1, 4).int(), torch.zeros(1).int()
+    sequence = LatentPages(latents, torch.empty(4, 64, 1, 64).bfloat16(), *tables, scale=torch.ones(4, 64, 1, 4))
+    call = Call(q, sequence.k_pages, sequence.v_pages, sequence, mask, backend="simulate:sm90")
+    checked = validate(call, read_values=False)
+    hidden, config = hiding(checked, choose(checked.problem, ARCHS["sm90"]).config)
+    assert (config.recomputes, hidden) == (looks, checked)

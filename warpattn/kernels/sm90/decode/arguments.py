@@ -52,6 +52,14 @@ class ColumnScaledRows(NamedTuple):
     block: Int64
 
 
+class MappedLatents(NamedTuple):
+    """Rotary parts that TMA reads; latents and rotary parts as rows of memory, which mla/recompute.py reads."""
+
+    desc: Any
+    latents: Any  # StridedRows
+    rope: Any  # StridedRows, 16-bit ones behind the latents
+
+
 class ScaledQueries(NamedTuple):
     """8-bit queries (batch, token, head, dim) and their scale."""
 

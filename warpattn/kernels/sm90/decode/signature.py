@@ -29,11 +29,13 @@ def decode_source(args: Mapping[str, Any], config: DecodeConfig, features: Featu
 
 
 def stream_source(
-    kernel: Any, args: Mapping[str, Any], config: StreamConfig, features: Features, maps: Mapping[str, str]
-) -> GluonASTSource:
-    """A kernel with the parameters of decode; `maps`: the types of tensor maps of keys and values, where it has any."""
+    kernel: Any, args: Mapping[str, Any], config: StreamConfig, features: Features, maps: Mapping[str, str],
+    aligned: tuple[str, ...] = (),
+) -> GluonASTSource:  # fmt: skip
+    """A kernel with the parameters of decode; `maps`: the types of tensor maps of keys and values, where it has any,
+    `aligned`: more pointers to multiples of 16 bytes."""
     rows = ("k.pointer", "v.pointer") if config.gathers else ()
-    aligned = (*query_pointers(args["q"]), "out.pointer", "workspace.o", *rows)
+    aligned = (*query_pointers(args["q"]), "out.pointer", "workspace.o", *rows, *aligned)
     return attention_source(kernel, args, config, _packed(features), maps, aligned)
 
 

@@ -33,10 +33,12 @@ from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import SoftmaxState, as_quads, lane_max, lane_sum, pack, rescale, softmax_step, unpack, warp_any
 from ..decode.attend import decode_scores
 from ..decode.context import in_tile, rows_of
-from ..decode.output import publish_parts, write_rows
+from ..decode.output import publish_parts
 from ..decode.schedule import item_at, next_item
 from ..exact_softmax import exact_step
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
+from .output import write_columns
+from .recompute import attend_again, owes_nan
 
 
 @gluon.aggregate
@@ -240,18 +242,19 @@ def finish_half(ctx, o, softmax, item, half: gl.constexpr):
     config: gl.constexpr = ctx.config
     factor, lse = normalise(softmax, exponent_scale(ctx))
     o = rescale(o, factor)
-    lse = gl.convert_layout(gl.max(lse, 1), gl.SliceLayout(1, accumulator_layout(config.half)))
-    write_columns(ctx, o, lse, item, half * config.half)
+    if config.recomputes:
+        marks = lane_sum(as_quads(o * 0.0))
+        if owes_nan(marks, gl.convert_layout(lse, marks.type.layout, assert_trivial=True)):
+            attend_again(ctx, item, half, 1)
+        else:
+            write_half(ctx, o, lse, item, half)
+    else:
+        write_half(ctx, o, lse, item, half)
 
 
 @gluon.jit
-def write_columns(ctx, o, lse, item, column: gl.constexpr):
-    """Write columns of an item's rows from `column` on, or of its part of them: `o` [M, N] normalised, `lse` [M] base 2
-    in the layout of its rows."""
+def write_half(ctx, o, lse, item, half: gl.constexpr):
+    """Write half of the columns of an item [64, 256], normalised; `lse` [64, 4] base 2."""
     config: gl.constexpr = ctx.config
-    part = item.part
-    if part.splits == 1:
-        write_rows(ctx, o, lse, item, gl.to_tensor(0), column)
-    else:
-        number = part.number(gl.program_id(0), config.schedule.invariant)
-        ctx.results.partials.store(part.slot(number, config.schedule.invariant), o, lse, column)
+    lse = gl.convert_layout(gl.max(lse, 1), gl.SliceLayout(1, accumulator_layout(config.half)))
+    write_columns(ctx, o, lse, item, gl.to_tensor(0), half * config.half)

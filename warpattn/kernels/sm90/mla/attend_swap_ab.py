@@ -22,9 +22,10 @@ from ..decode.attend_swap_ab import any_exceeds, exponents, masked_scores, raise
 from ..decode.output import combine_item, draw_ticket, publish_parts
 from ..decode.schedule import item_at, next_item
 from ..layouts import accumulator_layout, element_type
-from .attend import copy_queries, write_columns
+from .attend import copy_queries
 from .context import TileSlots, half_tile, rope_tile, tile_slots
-from .eight_bit_swap_ab import attend_narrow_keys, fetch_fractions, no_narrow_keys, write_blocks
+from .eight_bit_swap_ab import attend_narrow_keys, fetch_fractions, finish_blocks, no_narrow_keys
+from .output import write_columns
 
 
 @gluon.aggregate
@@ -148,10 +149,10 @@ def finish_columns(ctx, state, item):
     lse = gl.where(some, state.m + gl.log2(l), -float("inf"))
     if config.latents is None:
         lse = gl.convert_layout(lse, gl.SliceLayout(1, columns_by_rows(config.rows, config.half)))
-        write_columns(ctx, by_rows(state.left * factor[None, :]), lse, item, 0)
-        write_columns(ctx, by_rows(state.right * factor[None, :]), lse, item, config.half)
+        write_columns(ctx, by_rows(state.left * factor[None, :]), lse, item, gl.to_tensor(0), 0)
+        write_columns(ctx, by_rows(state.right * factor[None, :]), lse, item, gl.to_tensor(0), config.half)
     else:
-        write_blocks(ctx, state, factor, lse, item)
+        finish_blocks(ctx, state, factor, lse, item)
     if not config.combine.separate_kernel:
         if item.part.splits > 1:
             if draw_ticket(ctx, item):

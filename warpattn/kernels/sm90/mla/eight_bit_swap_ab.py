@@ -24,9 +24,10 @@ from ...pieces.softmax import LOWEST
 from ..decode.attend_swap_ab import any_exceeds, exponents, masked_scores, powers, raised, thread_sum
 from ..decode.context import in_tile, rows_of
 from ..decode.load import block_keys, in_cache
-from .attend import write_columns
 from .context import TileSlots, half_tile, half_words, rope_tile
 from .eight_bit_operands import accumulators, by_rows, in_key_order, key_operand, value_operand
+from .output import write_columns
+from .recompute import attend_again, owes_nan
 
 BLOCK = gl.constexpr(128)  # columns of a scale
 BLOCKS = gl.constexpr(4)
@@ -264,10 +265,24 @@ def scaled_blocks(o, factors):
 
 
 @gluon.jit
+def finish_blocks(ctx, state, factor, lse, item):
+    """Write the output's blocks of an item times a factor [R]."""
+    config: gl.constexpr = ctx.config
+    if config.recomputes:
+        marks = (state.o[0] + state.o[1] + state.o[2] + state.o[3]) * 0.0
+        if owes_nan(marks, lse[None, :]):
+            attend_again(ctx, item, 0, 2)
+        else:
+            write_blocks(ctx, state, factor, lse, item)
+    else:
+        write_blocks(ctx, state, factor, lse, item)
+
+
+@gluon.jit
 def write_blocks(ctx, state, factor, lse, item):
-    """Write the output's blocks times a factor [R]."""
+    """The same as they are."""
     for part in gl.static_range(BLOCKS):
         o = state.o[part] * (factor * gl.exp2(state.most[part] - state.m))[None, :]
         o = by_rows(o)
         own = gl.convert_layout(lse, gl.SliceLayout(1, o.type.layout))
-        write_columns(ctx, o, own, item, part * BLOCK)
+        write_columns(ctx, o, own, item, gl.to_tensor(0), part * BLOCK)

@@ -7,30 +7,36 @@ from dataclasses import replace
 
 from warpattn.problem import CheckedCall
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Operands
+from warpattn.problem.operands import Operands, is_masked
 from warpattn.problem.scales import latent_scales
 from warpattn.sequences import PagedRagged, Sequence
 from warpattn.sequences.latent import LatentPages
 
 from ...nvidia.arguments import LatentQueryArgs, strided
-from ..decode.arguments import ColumnScaledRows, MappedRows
+from ..decode.arguments import ColumnScaledRows, MappedLatents, MappedRows
 from ..decode.choice import partitions
 from ..decode.launch import arguments, combine_launch, features_of, head_rows, options, workspace
+from .config import MlaConfig
 
 
 def list_launches(
     checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice
 ) -> tuple[Launch, ...]:
     """The attention kernel and, if it leaves parts behind, the one that adds them up."""
-    problem, config = checked.problem, choice.config
+    checked, config = hiding(checked, choice.config)
+    problem = checked.problem
     partial = workspace(problem, choice, head_rows(problem), x.q.device)
     args = arguments(checked, x, sequence, choice) | {"workspace": partial}
     cache = sequence.kv if isinstance(sequence, PagedRagged) else sequence
+    rope = x.k
     if isinstance(cache, LatentPages):
         args |= {"k": MappedRows(cache.rope), "v": ColumnScaledRows(x.v, *latent_scales(x.v, cache.v_scale))}
+        rope = cache.rope
     if sequence.q_rope is not None:
         args["q"] = LatentQueryArgs(args["q"], strided(sequence.q_rope))
     features = features_of(checked)
+    if config.recomputes and not config.gathers:
+        args["k"] = MappedLatents(rope, strided(x.v), strided(rope))
 
     def source():
         from .signature import mla_source  # imports Triton
@@ -41,4 +47,22 @@ def list_launches(
     attend = Launch("sm90.mla", "sm90", key, source, options(config), choice.grid, args, persistent=True)
     if not config.combine.separate_kernel or partitions(problem, config, choice.grid[0]) == 1:
         return (attend,)
-    return attend, combine_launch(checked, replace(config, own_rope=False), args)
+    return attend, combine_launch(checked, replace(config, own_rope=False, recomputes=False), args)
+
+
+def hiding(checked: CheckedCall, config: MlaConfig) -> tuple[CheckedCall, MlaConfig]:
+    """What hides keys: the call and the configuration of its kernel. Where sequences have one query each, conditions
+    that hide newer keys hide none, and go; over 8-bit latents they stay, as without them one token of 128 sequences
+    took up to 6 % longer (H100, bench/notes.md 218)."""
+    simpler = of_one_query(checked)
+    recomputes = is_masked(simpler.problem) and not config.hides_in_loop
+    return simpler if config.latents is None else checked, replace(config, recomputes=recomputes)
+
+
+def of_one_query(checked: CheckedCall) -> CheckedCall:
+    """The call without conditions of its mask that hide nothing, as sequences have one query each; others as they
+    are."""
+    if checked.problem.seq_q > 1:
+        return checked
+    mask = checked.mask.for_one_query()
+    return replace(checked, mask=mask, problem=replace(checked.problem, mask=mask.key))

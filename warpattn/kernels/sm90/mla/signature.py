@@ -7,6 +7,7 @@ from triton.experimental.gluon import GluonASTSource
 
 from warpattn.problem.operands import Features
 
+from ..decode.arguments import MappedLatents
 from ..decode.signature import rows_map, stream_source
 from .config import MlaConfig
 from .kernel import mla_kernel
@@ -18,4 +19,5 @@ def mla_source(args: Mapping[str, Any], config: MlaConfig, features: Features) -
         "k.desc": rows_map(config, config.rope, (config.latents if config.narrow_rope else None) or config.stored),
         "v.desc": rows_map(config, config.half, config.latents or config.stored),
     }
-    return stream_source(mla_kernel, args, config, features, maps)
+    again = ("k.latents.pointer", "k.rope.pointer") if isinstance(args["k"], MappedLatents) else ()
+    return stream_source(mla_kernel, args, config, features, maps, again)

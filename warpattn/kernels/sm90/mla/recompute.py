@@ -1,0 +1,219 @@
+"""Rows whose output owes NaN to a hidden latent: found at the end of an item, and attended to once more there.
+
+P·V multiplies hidden latents by 0, and 0 times NaN or infinity is NaN. That shows in the output alone: a hidden key's
+score is -inf whatever it was, so a row whose LSE is a number has summed up finite scores, and a column of its output
+that is no number is due to a latent. Looking at latents in the loop over key tiles cost up to 13 % (H100,
+bench/notes.md 216); this looks at the output, once an item, and leaves the loops as they are.
+
+The second pass reads everything from memory again and multiplies without tensor cores, each warp a row of its own, so
+that it has no shared memory, no barrier, and one form for latents of 16 and 8 bits, pages of any size and both
+tilings. It takes long, where a latent that is not finite is hidden:
+
+      for W rows of queries, one a warp      for 4 keys      s = q · key,  p = exp2(s - m),  o += p · latent if seen
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ...nvidia.opaque import hide_from_compiler
+from ...pieces.softmax import LOWEST
+from ..decode.attend import visible_scores
+from ..decode.attend_swap_ab import exponents
+from ..decode.context import Lens, in_tile, matrix, rows_of
+from ..decode.load import in_cache, scale_place
+from ..layouts import element_type
+from .output import write_columns
+
+KEYS = gl.constexpr(4)  # at once
+SCALED = gl.constexpr(128)  # columns of 8-bit latents that may share a scale
+
+
+@gluon.constexpr_function
+def warp_rows(config, columns):
+    """Registers of [W, KEYS, columns]: a row of queries a warp, whose lanes share the columns."""
+    return gl.BlockedLayout([1, 1, columns // 32], [1, 1, 32], [config.attending_warps, 1, 1], [2, 1, 0])
+
+
+@gluon.jit
+def columns_of(column: gl.constexpr, cols: gl.constexpr, layout: gl.constexpr):
+    """Columns from `column` on, as a number that the compiler does not know; of addresses that follow from it nothing
+    is computed before the loop over items, and kept in registers, or spilled, beside that over key tiles."""
+    run: gl.constexpr = cols // 32
+    return gl.max_contiguous(gl.multiple_of(hide_from_compiler(column) + gl.arange(0, cols, layout), run), run)
+
+
+@gluon.jit
+def owes_nan(marks, lse):
+    """Whether a row has `marks` other than 0 (sums of its output's columns times 0) and an LSE that is a number."""
+    some = (marks != 0) & (lse == lse)
+    return gl.max(gl.max(some.to(gl.int32), 1), 0) != 0
+
+
+@gluon.aggregate
+class FewRows:
+    """Rows of queries, one a warp."""
+
+    number: gl.tensor  # [W, 1] in the item's tile
+    latents: gl.tuple  # [W, 1, 256] of both halves, fp32
+    rope: gl.tensor  # [W, 1, 64]
+
+
+@gluon.aggregate
+class FewOutputs:
+    """The state of these rows: softmax [W], and output [W, 256] of one half of the columns or both."""
+
+    m: gl.tensor
+    l: gl.tensor
+    o: gl.tuple
+
+
+@gluon.jit
+def attend_again(ctx, item, half: gl.constexpr, halves: gl.constexpr):
+    """Attend again for all rows of an item, and write so many halves of the output's columns from number `half` on."""
+    config: gl.constexpr = ctx.config
+    rows = gl.minimum(item.row_tile.tokens * ctx.work.group - item.row_tile.row, config.rows)
+    for first in range(hide_from_compiler(0), rows, config.attending_warps):
+        few = fetch_rows(ctx, item, first)
+        state = no_keys(config, halves)
+        for i in range(item.begin, item.end):
+            for part in range(hide_from_compiler(0), config.block_n, KEYS):
+                state = attend_keys(ctx, item, few, state, i, part, half)
+        write_outputs(ctx, item, state, first, half)
+
+
+@gluon.jit
+def no_keys(config: gl.constexpr, halves: gl.constexpr):
+    """The state before any key."""
+    rows: gl.constexpr = config.attending_warps
+    layout: gl.constexpr = warp_rows(config, config.half)
+    l = gl.zeros([rows], gl.float32, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
+    o = ()
+    for _ in gl.static_range(halves):
+        o += (gl.zeros([rows, config.half], gl.float32, gl.SliceLayout(1, layout)),)
+    return FewOutputs(gl.full_like(l, LOWEST), l, o)
+
+
+@gluon.jit
+def fetch_rows(ctx, item, first):
+    """Rows `first` and on of the item's tile."""
+    config: gl.constexpr = ctx.config
+    latents = ()
+    for half in gl.static_range(2):
+        latents += (query_columns(ctx, item, ctx.q.latent, first, half * config.half, config.half),)
+    rope = query_columns(ctx, item, ctx.q.rope, first, ctx.q.rope_column, config.rope)
+    layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, warp_rows(config, config.half)))
+    return FewRows((first + gl.arange(0, config.attending_warps, layout))[:, None], latents, rope)
+
+
+@gluon.jit
+def query_columns(ctx, item, queries, first, column: gl.constexpr, cols: gl.constexpr):
+    """Columns of queries [W, 1, cols] from `column` on; rows past the end are 0."""
+    config: gl.constexpr = ctx.config
+    layout: gl.constexpr = gl.SliceLayout(1, warp_rows(config, cols))
+    row = first + gl.arange(0, config.attending_warps, gl.SliceLayout(1, layout))
+    col = columns_of(column, cols, gl.SliceLayout(0, layout))[None, :]
+    rows = rows_of(ctx, item, row)
+    there = in_tile(ctx, item, row)[:, None] & (col == col)
+    at = queries.rows(rows.b, rows.query, rows.h)[:, None] + col
+    return gl.load(at, mask=there, other=0.0).to(gl.float32).expand_dims(1)
+
+
+@gluon.jit
+def attend_keys(ctx, item, rows, state, i, part, half: gl.constexpr):
+    """The state after `KEYS` keys of tile number `i` from its key `part` on."""
+    config: gl.constexpr = ctx.config
+    first = item.key_tile(i) * config.block_n + part
+    latents = ()
+    for each in gl.static_range(2):
+        latents += (key_columns(ctx, item, latent_rows(ctx), first, each * config.half, config.half, True),)
+    column: gl.constexpr = config.dim_v if config.latents is None else 0
+    rope = key_columns(ctx, item, rotary_rows(ctx), first, column, config.rope, config.narrow_rope)
+    s = gl.sum(rows.latents[0] * latents[0], 2) + gl.sum(rows.latents[1] * latents[1], 2)
+    s += gl.convert_layout(gl.sum(rows.rope * rope, 2), s.type.layout, assert_trivial=True)
+    key = part + gl.arange(0, KEYS, gl.SliceLayout(0, s.type.layout))[None, :]
+    x = exponents(ctx, visible_scores(ctx, s, item, i, rows.number, key))
+    m = gl.maximum(state.m, gl.max(x, 1))
+    alpha = gl.exp2(state.m - m)
+    p = gl.exp2(x - m[:, None])
+    seen = sees(ctx, item, rows.number, first - part + key)
+    o = ()
+    for at in gl.static_range(len(state.o)):
+        weighted = gl.where(seen[:, :, None], p[:, :, None] * latents[half + at], 0.0)
+        before = state.o[at]
+        before = before * gl.convert_layout(alpha, gl.SliceLayout(1, before.type.layout), assert_trivial=True)[:, None]
+        o += (before + gl.sum(weighted, 1),)
+    return FewOutputs(m, state.l * alpha + gl.sum(p, 1), o)
+
+
+@gluon.jit
+def latent_rows(ctx):
+    """Latents as rows of memory."""
+    if ctx.config.gathers:
+        return ctx.keys.v
+    else:
+        return ctx.keys.k.latents
+
+
+@gluon.jit
+def rotary_rows(ctx):
+    """The same of rotary parts."""
+    if ctx.config.gathers:
+        return ctx.keys.k
+    else:
+        return ctx.keys.k.rope
+
+
+@gluon.jit
+def sees(ctx, item, row, key):
+    """Whether rows [W, 1] of the item's tile see keys [1, N] of its sequence."""
+    row_tile = item.row_tile
+    rows = rows_of(ctx, item, row)
+    q = rows.token + row_tile.length - row_tile.tokens
+    return ctx.mods.keeps(rows, Lens(row_tile.tokens, row_tile.length), q, key, key)
+
+
+@gluon.jit
+def key_columns(ctx, item, source, first, column: gl.constexpr, cols: gl.constexpr, scaled: gl.constexpr):
+    """Columns of keys `first` and on [1, KEYS, cols] from `column` on, `scaled` if they have 8 bits, as products have
+    them; those past the end are 0."""
+    config: gl.constexpr = ctx.config
+    layout: gl.constexpr = gl.SliceLayout(0, warp_rows(config, cols))
+    key = first + gl.arange(0, KEYS, gl.SliceLayout(1, layout))
+    col = columns_of(column, cols, gl.SliceLayout(0, layout))[None, :]
+    there = (key < item.row_tile.length)[:, None] & (col == col)
+    page, row = scale_place(ctx, item, key)
+    page = in_cache(ctx, page)
+    at = matrix(source).rows(page, row, item.part.head)[:, None] + col
+    x = gl.load(at, mask=there, other=0.0).to(gl.float32)
+    if config.latents is not None and scaled:
+        x = gl.convert_layout(scaled_columns(ctx, item, x, page, row, column), x.type.layout, assert_trivial=True)
+        if not config.swap_ab:
+            x = x.to(element_type(config.element)).to(gl.float32)
+    return x.expand_dims(0)
+
+
+@gluon.jit
+def scaled_columns(ctx, item, x, page, row, column: gl.constexpr):
+    """Columns of keys [KEYS, cols] from `column` on times their scales; `page` and `row` [KEYS] of these."""
+    of = ctx.keys.v
+    width: gl.constexpr = min(x.shape[1], SCALED)
+    blocks = x.reshape([KEYS, x.shape[1] // width, width])
+    scales: gl.constexpr = gl.SliceLayout(2, blocks.type.layout)
+    at = page.to(gl.int64) * of.outer + row.to(gl.int64) * of.row + item.part.head * of.head
+    number = hide_from_compiler(column // SCALED) + gl.arange(0, blocks.shape[1], gl.SliceLayout(0, scales))
+    at = gl.convert_layout(at, gl.SliceLayout(1, scales))[:, None] + (number * of.block)[None, :]
+    return (blocks * gl.load(of.scale + at)[:, :, None]).reshape(x.shape)
+
+
+@gluon.jit
+def write_outputs(ctx, item, state, first, half: gl.constexpr):
+    """Write rows `first` and on of the item's tile."""
+    config: gl.constexpr = ctx.config
+    some = state.l != 0
+    factor = gl.where(some, 1.0 / state.l, 0.0)
+    lse = gl.where(some, state.m + gl.log2(state.l), -float("inf"))
+    rows: gl.constexpr = gl.SliceLayout(1, state.o[0].type.layout)
+    factor = gl.convert_layout(factor, rows, assert_trivial=True)
+    lse = gl.convert_layout(lse, rows, assert_trivial=True)
+    for at in gl.static_range(len(state.o)):
+        write_columns(ctx, state.o[at] * factor[:, None], lse, item, first, (half + at) * config.half)
