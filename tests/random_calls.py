@@ -62,7 +62,7 @@ def draw(arch: str, seed: int) -> Drawn:
         return Drawn(case, chance.choice(("as drawn", hidden)), trains=True)
     if what == "stored" and limits.eight_bit is not None and case.layout != "unaligned":
         stored = _stored(case, limits.eight_bit, chance)
-        hides = arch == "sm90" and "added" not in case.mask
+        hides = arch in ("sm90", "sm100") and "added" not in case.mask
         return stored._replace(how=chance.choice(("as drawn", "hidden", "partly hidden"))) if hides else stored
     if what == "" and limits.eight_bit is not None and limits.eight_bit.latents and case.kind == "paged":
         return _latent(case, limits.eight_bit, chance)
@@ -115,7 +115,7 @@ def _hides(arch: str, case: Case) -> bool:
     """Whether an architecture's kernels look for hidden values of 16 bits; see docs/numbers.md."""
     narrow = max(case.dim, case.dim_v) <= 128
     if arch == "sm100":
-        return narrow and case.page_size % 8 == 0
+        return not narrow or case.page_size % 8 == 0
     return arch == "sm90" or narrow or _reads(case)
 
 

@@ -120,7 +120,7 @@ def _partly_hidden(inputs: Inputs, draw: torch.Generator) -> Inputs:
     """NaN and infinities in some values, wherever they are, and in one key. A latent is a key, too, and one is enough
     for a row."""
     if inputs.q.shape[-1] == LATENT.qk:
-        return _seen_by_some(inputs)
+        return seen_by_some(inputs)
     for _, _, k, v in _walked(inputs):
         for column, value in enumerate((torch.nan, torch.inf, -torch.inf)):
             for j in torch.randint(0, max(len(v), 1), (4,), generator=draw).tolist()[: len(v)]:
@@ -131,7 +131,7 @@ def _partly_hidden(inputs: Inputs, draw: torch.Generator) -> Inputs:
     return inputs
 
 
-def _seen_by_some(inputs: Inputs) -> Inputs:
+def seen_by_some(inputs: Inputs) -> Inputs:
     """NaN in the values of two keys that some rows see and others do not."""
     for b, q, k, v in _walked(inputs):
         seen = visible(inputs, b, range(len(q)), len(q), len(k)).flatten(0, 1)

@@ -14,10 +14,11 @@ pytest.importorskip("triton")
 from tests.cases import Case
 from tests.drawn import drawn
 from tests.oracle import Inputs, poisoned
-from tests.specials import spoiled, unlike
+from tests.specials import seen_by_some, spoiled, unlike
 from warpattn.kernels.sm100.prefill_1q.config import choice_of, choose_1q
 from warpattn.kernels.sm100.prefill_2q.config import choose_2q
 from warpattn.kernels.sm100.select import launches_of_choice
+from warpattn.kernels.sm100.wide.config import choose_wide, is_wide
 from warpattn.problem import Call, Problem, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import Choice, Launch
@@ -41,11 +42,18 @@ CASES = {
     "1q-narrow-output": (replace(DENSE, dim=64, dim_v=128), 1),
     "split": (replace(DENSE, seq_k=200, sinks=True, score="bias"), 2),
     "split-pages": (replace(PAGED, lens_k=(180,)), 2),
+    "wide-256": (replace(DENSE, dim=192, mask="scattered"), 1),
+    "wide-512-split-pages": (replace(PAGED, dim=264, mask="window"), 2),
 }
 
 
 def choice(problem: Problem, parts: int) -> Choice:
     """The choice with so many parts of the keys."""
+    if is_wide(problem):
+        wide = choose_wide(problem, ARCHS["sm100"])
+        config = replace(wide.config, splitk_partitions=parts)
+        tiles = wide.grid[0] // wide.partitions
+        return replace(wide, config=config, grid=(tiles * parts, *wide.grid[1:]), partitions=parts)
     two = choose_2q(problem)
     if parts == 0:
         return two
@@ -81,6 +89,20 @@ def test_hidden_values_reach_nothing_under_any_schedule(name: str, how: str) -> 
         assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(first, found, strict=True))
 
 
+@pytest.mark.parametrize("name", drawn(CASES, ["2q", "split", "wide-256"]))
+def test_the_second_pass_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, parts = CASES[name]
+    wrong = []
+    for more in ((), ("one pass",)):
+        x = seen_by_some(case.build())
+        (first, *others), found = launches(x, parts)
+        for step in (replace(first, key=(*first.key, *more)), *others):
+            assert run_launch(step, Options()).clean
+        wrong.append(unlike(found, x, 0.04))
+        monkeypatch.setattr("warpattn.kernels.sm100.sequence_args.hides", lambda keep: False)
+    assert not wrong[0] and "nan" in wrong[1]
+
+
 def completing(found: tuple[tuple[str, int], ...]) -> bool:
     """Whether an operation is the wait for stores to be complete, by its lines of Python."""
     return any("read_only=False" in linecache.getline(*frame) for frame in found)
@@ -104,6 +126,7 @@ def test_a_tile_is_stored_before_it_is_attended_to_again(name: str) -> None:
 
 
 @pytest.mark.parametrize(("mask", "again"), [("full", False), ("causal", True)])
-def test_only_what_a_mask_may_hide_is_looked_for(mask: str, again: bool) -> None:
-    steps, _ = launches(replace(DENSE, mask=mask).build(), 1)
+@pytest.mark.parametrize("dim", [64, 192])
+def test_only_what_a_mask_may_hide_is_looked_for(mask: str, again: bool, dim: int) -> None:
+    steps, _ = launches(replace(DENSE, mask=mask, dim=dim).build(), 1)
     assert bool(steps[0].args["recompute_args"]) == again

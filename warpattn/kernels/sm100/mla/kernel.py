@@ -65,11 +65,11 @@ def latent_kernel(
     fence_async_shared()
     workers: gl.constexpr = config.topology.workers
     if config.eight_bit is None:
-        gl.warp_specialize([(attend_role, (ctx,)), (mma_role, (ctx,)), (load_role, (ctx,))], workers.warps,
-                           workers.registers)  # fmt: skip
-    else:
-        gl.warp_specialize([(attend_role, (ctx,)), (mma_role, (ctx,)), (load_stored, (ctx,)), (convert_role, (ctx,))],
+        gl.warp_specialize([(attend_role, (ctx, ())), (mma_role, (ctx,)), (load_role, (ctx,))],
                            workers.warps, workers.registers)  # fmt: skip
+    else:
+        gl.warp_specialize([(attend_role, (ctx, ())), (mma_role, (ctx,)), (load_stored, (ctx,)),
+                            (convert_role, (ctx,))], workers.warps, workers.registers)  # fmt: skip
 
 
 @gluon.jit
