@@ -114,9 +114,7 @@ def _trains(case: Case, limits: BackwardLimits) -> bool:
 def _hides(arch: str, case: Case) -> bool:
     """Whether an architecture's kernels look for hidden values of 16 bits; see docs/numbers.md."""
     narrow = max(case.dim, case.dim_v) <= 128
-    if arch == "sm100":
-        return not narrow or case.page_size % 8 == 0
-    return arch == "sm90" or narrow or _reads(case)
+    return arch in ("sm90", "sm100") or narrow or _reads(case)
 
 
 def _reads(case: Case) -> bool:

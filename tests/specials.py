@@ -198,6 +198,10 @@ CALLS = {
     "scattered, 160, pages": replace(_PAGED, seq_q=70, lens_k=(150, 30), dim=160, mask="causal-documents"),
     "one row, 128": replace(_PAGED, seq_q=1, lens_k=(150, 20), dim=128, mask="dense-mask"),
     "many rows, 128": replace(_PAGED, seq_q=2, lens_k=(150, 20), heads_q=40, dim=128, mask="window-both"),
+    "few rows, pages of 3": replace(_PAGED, seq_q=20, lens_k=(150, 30), mask="causal-documents", page_size=3),
+    "one row, pages of 12": replace(_PAGED, seq_q=1, lens_k=(150, 20), dim=128, mask="dense-mask", page_size=12),
+    "ragged, pages of 1": replace(_PAGED, kind="paged-ragged", lens_q=(30, 2), lens_k=(150, 20), mask="window-both",
+                                  page_size=1),
     "one row, 256": replace(_PAGED, seq_q=1, lens_k=(150, 20), dim=256, mask="window", page_size=64),
 }  # fmt: skip
 E4M3 = torch.float8_e4m3fn

@@ -16,6 +16,7 @@ LN_2 = math.log(2)
 ARCHS = ("sm90", "sm100", "gfx942", "gfx950")
 SAMPLE = [("sm90", "causal"), ("sm90", "padded"), ("sm90", "few rows, scattered"), ("sm90", "causal, 96"),
           ("sm90", "one row"), ("sm100", "causal"), ("sm100", "one row"), ("sm100", "ragged"), ("sm100", "window, 256"),
+          ("sm100", "one row, pages of 12"),
           ("gfx942", "one row, padded"), ("gfx942", "added"), ("gfx950", "window")]  # fmt: skip
 EVERY = [(arch, call) for arch in ARCHS for call in CALLS]
 CASES = [case if case in SAMPLE else pytest.param(*case, marks=pytest.mark.full) for case in EVERY]

@@ -38,10 +38,12 @@ CASES = {
     "2q-128": (replace(DENSE, dim=128, heads_q=2, mask="dense-mask", sinks=True), 0),
     "2q-ragged": (replace(DENSE, kind="ragged", lens_q=(20, 0), lens_k=(70, 9)), 0),
     "2q-pages": (replace(PAGED, mask="window"), 0),
+    "2q-pages-of-1": (replace(PAGED, page_size=1, mask="window"), 0),
     "1q-128": (replace(DENSE, dim=128, mask="window-both"), 1),
     "1q-narrow-output": (replace(DENSE, dim=64, dim_v=128), 1),
     "split": (replace(DENSE, seq_k=200, sinks=True, score="bias"), 2),
     "split-pages": (replace(PAGED, lens_k=(180,)), 2),
+    "split-pages-of-12": (replace(PAGED, lens_k=(180,), dim=128, page_size=12), 2),
     "wide-256": (replace(DENSE, dim=192, mask="scattered"), 1),
     "wide-512-split-pages": (replace(PAGED, dim=264, mask="window"), 2),
 }

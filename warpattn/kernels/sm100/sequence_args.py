@@ -136,9 +136,8 @@ def sequence_args(x: Operands, sequence: Sequence, config: FA4Config) -> dict[st
 
 
 def recompute_args(keep: Node, x: Operands, config: FA4Config) -> RecomputeArgs | tuple[()]:
-    """The kernel's arguments for tiles that meet values which `keep` of a mask hides; nothing if it hides none, and
-    where rows of small pages are copied: there ptxas spilled a second number at head dim 128."""
-    if config.pair_cta or config.box_rows < LEAST_ROWS or not hides(keep):
+    """The kernel's arguments for tiles that meet values which `keep` of a mask hides; nothing if it hides none."""
+    if config.pair_cta or not hides(keep):
         return ()
     rows = [strided(each) for each in (x.q, x.k, x.v, x.out)]
     return RecomputeArgs(*rows, x.q.shape[-1] // RUN, x.v.shape[-1] // RUN)
