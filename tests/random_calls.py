@@ -17,7 +17,7 @@ from torch import Tensor
 
 import warpattn as wa
 from tests.cases import MASKS, SCORES, Case
-from tests.eight_bit import in_eight_bits, over_latents
+from tests.eight_bit import in_eight_bits, over_latents, shared_latents
 from tests.gradients import check_gradients, weights
 from tests.oracle import Inputs, check, plain, visible
 from tests.specials import SPOILS, attend, bound_of, unlike
@@ -65,7 +65,9 @@ def draw(arch: str, seed: int) -> Drawn:
         hides = arch in ("sm90", "sm100") and "added" not in case.mask
         return stored._replace(how=chance.choice(("as drawn", "hidden", "partly hidden"))) if hides else stored
     if what == "" and limits.eight_bit is not None and limits.eight_bit.latents and case.kind == "paged":
-        return _latent(case, limits.eight_bit, chance)
+        latent = _latent(case, limits.eight_bit, chance)
+        hides = arch == "sm100" and "added" not in case.mask
+        return latent._replace(how=chance.choice(("as drawn", "hidden", "partly hidden"))) if hides else latent
     if what == "hidden" and "added" not in case.mask and _hides(arch, case):
         return Drawn(case, chance.choice(("hidden", "partly hidden")))
     return drawn
@@ -263,7 +265,7 @@ def built(arch: str, drawn: Drawn) -> Inputs:
     dtype = torch.float8_e4m3fn if limits is None else limits.dtypes[0]
     inputs = drawn.case.build()
     if drawn.latent:
-        return over_latents(inputs, drawn.stored[0], dtype)
+        return over_latents(_with_special_values(shared_latents(inputs), drawn), drawn.stored[0], dtype)
     if drawn.stored:
         return in_eight_bits(_with_special_values(inputs, drawn), drawn.stored, dtype)
     if drawn.how == "unseen keys":

@@ -10,7 +10,7 @@ import torch
 
 import warpattn as wa
 from tests.drawn import drawn
-from tests.specials import BASE_2_LOWEST, CALLS, EIGHT_BIT, LOWEST, SPOILS, differences
+from tests.specials import BASE_2_LOWEST, CALLS, EIGHT_BIT, LATENTS, LOWEST, SPOILS, differences
 
 LN_2 = math.log(2)
 ARCHS = ("sm90", "sm100", "gfx942", "gfx950")
@@ -50,6 +50,12 @@ DRAWN = ["products, padded", "converted, columns"]
 def test_kernels_over_tensors_of_8_bits_follow_the_rule(call):
     """Scales make large scores of them all, so those are drawn elsewhere."""
     assert not differences("sm90", call, [how for how in SPOILS if how != "large"])
+
+
+@pytest.mark.parametrize("call", drawn(LATENTS, ["latents, ragged", "8-bit latents, one row"]))
+def test_latent_attention_of_blackwell_follows_the_rule(call):
+    """A large latent would be a large value, too."""
+    assert not differences("sm100", call, [how for how in SPOILS if how != "large"])
 
 
 @pytest.mark.parametrize("sign", [1, -1])

@@ -37,5 +37,5 @@ def row_source(
         given["v_desc"] = map_type([1, config.box_rows, 1, v_columns], v, None, True)
     constants = {"config": config, "functions": modifier_functions(packed_span(mask), score), "traits": traits}
     hints = dict.fromkeys((*query_pointers(args["q"]), "out.pointer"), ALIGNED) | copied_rows(config.box_rows)
-    hints |= addressed_rows(args.get("recompute_args"))
+    hints |= addressed_rows(args["recompute_args"])
     return kernel_source(kernel, args, constants, given, hints)
