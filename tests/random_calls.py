@@ -59,17 +59,14 @@ def draw(arch: str, seed: int) -> Drawn:
         case = replace(case, kind="paged-ragged", lens_q=lens_q)
         return drawn._replace(case=case, how=drawn.how if drawn.how in ("as drawn", "visible") else "as drawn")
     if what == "trains" and _trains(case, limits.backward):
-        hidden = "unseen" if _hides(arch, case) else "unseen keys"  # of its output, which gradients are made of
-        return Drawn(case, chance.choice(("as drawn", hidden)), trains=True)
+        return Drawn(case, chance.choice(("as drawn", "unseen")), trains=True)
     if what == "stored" and limits.eight_bit is not None and case.layout != "unaligned":
         stored = _stored(case, limits.eight_bit, chance)
-        hides = arch != "sm100" and "added" not in case.mask
-        return stored._replace(how=chance.choice(HIDES)) if hides else stored
+        return stored if "added" in case.mask else stored._replace(how=chance.choice(HIDES))
     if what == "" and limits.eight_bit is not None and limits.eight_bit.latents and case.kind == "paged":
         latent = _latent(case, limits.eight_bit, chance)
-        hides = arch != "sm100" and "added" not in case.mask
-        return _hidden_latent(latent, chance) if hides else latent
-    if what == "hidden" and "added" not in case.mask and _hides(arch, case):
+        return latent if "added" in case.mask else _hidden_latent(latent, chance)
+    if what == "hidden" and "added" not in case.mask:
         return Drawn(case, chance.choice(("hidden", "partly hidden")))
     return drawn
 
@@ -117,13 +114,6 @@ def _trains(case: Case, limits: BackwardLimits) -> bool:
     """Whether kernels compute a case's gradients."""
     wide = max(case.dim, case.dim_v)
     return case.kind in limits.kinds and wide <= limits.max_dim and case.scale != 0
-
-
-def _hides(arch: str, case: Case) -> bool:
-    """Whether an architecture's kernels look for hidden values of 16 bits; see docs/numbers.md."""
-    if arch == "sm100":
-        return max(case.dim, case.dim_v) <= 128 and case.page_size % 8 == 0
-    return True
 
 
 def _plain(arch: str, seed: int) -> Drawn:
@@ -245,10 +235,9 @@ def _wrong_gradients(arch: str, drawn: Drawn) -> str:
     inputs = require(drawn.case.build())
     k, v = inputs.k.detach().clone(), inputs.v.detach().clone()
     spoiled = replace(inputs, k=k, v=v)
-    if drawn.how in ("unseen", "unseen keys"):
+    if drawn.how == "unseen":
         for keys, dark in _unseen(spoiled):
             keys[dark] = torch.nan
-    if drawn.how == "unseen":
         for values, dark in _unseen(replace(spoiled, k=v)):
             values[dark] = torch.inf
     spoiled = replace(spoiled, k=k.requires_grad_(), v=v.requires_grad_())

@@ -120,7 +120,7 @@ def _partly_hidden(inputs: Inputs, draw: torch.Generator) -> Inputs:
     """NaN and infinities in some values, wherever they are, and in one key. A latent is a key, too, and one is enough
     for a row."""
     if inputs.q.shape[-1] == LATENT.qk:
-        return _seen_by_some(inputs)
+        return seen_by_some(inputs)
     for _, _, k, v in _walked(inputs):
         for column, value in enumerate((torch.nan, torch.inf, -torch.inf)):
             for j in torch.randint(0, max(len(v), 1), (4,), generator=draw).tolist()[: len(v)]:
@@ -131,7 +131,7 @@ def _partly_hidden(inputs: Inputs, draw: torch.Generator) -> Inputs:
     return inputs
 
 
-def _seen_by_some(inputs: Inputs) -> Inputs:
+def seen_by_some(inputs: Inputs) -> Inputs:
     """NaN in the values of two keys that some rows see and others do not."""
     for b, q, k, v in _walked(inputs):
         seen = visible(inputs, b, range(len(q)), len(q), len(k)).flatten(0, 1)
@@ -198,6 +198,10 @@ CALLS = {
     "scattered, 160, pages": replace(_PAGED, seq_q=70, lens_k=(150, 30), dim=160, mask="causal-documents"),
     "one row, 128": replace(_PAGED, seq_q=1, lens_k=(150, 20), dim=128, mask="dense-mask"),
     "many rows, 128": replace(_PAGED, seq_q=2, lens_k=(150, 20), heads_q=40, dim=128, mask="window-both"),
+    "few rows, pages of 3": replace(_PAGED, seq_q=20, lens_k=(150, 30), mask="causal-documents", page_size=3),
+    "one row, pages of 12": replace(_PAGED, seq_q=1, lens_k=(150, 20), dim=128, mask="dense-mask", page_size=12),
+    "ragged, pages of 1": replace(_PAGED, kind="paged-ragged", lens_q=(30, 2), lens_k=(150, 20), mask="window-both",
+                                  page_size=1),
     "one row, 256": replace(_PAGED, seq_q=1, lens_k=(150, 20), dim=256, mask="window", page_size=64),
 }  # fmt: skip
 WIDE = {

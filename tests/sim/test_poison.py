@@ -36,7 +36,7 @@ LATENT_CALLS = {mask: Drawn(replace(LATENTS, mask=mask), "", latent=True) for ma
 # Calls whose kernels hide all, see docs/numbers.md: seeds of random calls, and names of latent ones of 16 bits.
 SEEDS: dict[str, tuple[int | str, ...]] = {
     "sm90": (0, 2, 8, 11, 15, 16, 18, 19, 25, 32, 36, 40, 48, 49, 55, 57, 59, "causal", "window", "scattered"),
-    "sm100": (16, 17, 22, 26, 31, 35, 36, 46, 47, 57, "causal"),
+    "sm100": (16, 17, 22, 26, 31, 35, 36, 46, 47, 57, "causal", "window", "scattered"),
     "gfx950": (3, 8, 14, 23, 25, 30, 36, 38, 39, 41, 50, 51, 53, 55, 56, 57, 58, "causal", "scattered"),
 }
 
@@ -131,7 +131,7 @@ def wrong(arch: str, call: Drawn, poison: float) -> str:
 
 
 CALLS = [(arch, seed) for arch, seeds in SEEDS.items() for seed in seeds]
-KEPT = [("sm90", "causal"), ("sm100", "causal"), ("gfx950", 14), ("gfx950", "scattered")]
+KEPT = [("sm90", "causal"), ("sm100", "causal"), ("sm100", "scattered"), ("gfx950", 14), ("gfx950", "scattered")]
 
 
 @pytest.mark.parametrize(("arch", "seed"), drawn(CALLS, KEPT))

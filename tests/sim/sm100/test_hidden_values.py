@@ -13,13 +13,18 @@ pytest.importorskip("triton")
 
 from tests.cases import Case
 from tests.drawn import drawn
+from tests.eight_bit import shared_latents
 from tests.oracle import Inputs, poisoned
-from tests.specials import spoiled, unlike
+from tests.specials import seen_by_some, spoiled, unlike
+from warpattn.kernels.sm100.mla.config import choose_latent
+from warpattn.kernels.sm100.mla.launch import latent_launches
 from warpattn.kernels.sm100.prefill_1q.config import choice_of, choose_1q
 from warpattn.kernels.sm100.prefill_2q.config import choose_2q
 from warpattn.kernels.sm100.select import launches_of_choice
-from warpattn.problem import Call, Problem, validate
+from warpattn.kernels.sm100.wide.config import choose_wide, is_wide
+from warpattn.problem import Call, Problem, is_latent, validate
 from warpattn.problem.arch import ARCHS
+from warpattn.problem.backends import LATENT as LATENT_DIMS
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, fitted
 from warpattn.runtime.simulate import Options, run_launch
@@ -31,21 +36,33 @@ SCHEDULES = [("lazy", 0), ("eager", 0), ("adversarial", 0), *(("random", seed) f
 BF16 = torch.bfloat16
 DENSE = Case(batch=1, seq_q=40, seq_k=70, heads_q=1, heads_kv=1, dim=64, dtype=BF16, mask="causal")
 PAGED = replace(DENSE, kind="paged", seq_q=3, lens_k=(80,), page_size=16, heads_q=2)
+LATENT = replace(DENSE, seq_q=3, heads_q=9, dim=LATENT_DIMS.qk, dim_v=LATENT_DIMS.v)
 # Name -> (the problem, parts of its keys; 0 for two query tiles a CTA)
 CASES = {
     "2q": (replace(DENSE, seq_q=140, seq_k=140), 0),
     "2q-128": (replace(DENSE, dim=128, heads_q=2, mask="dense-mask", sinks=True), 0),
     "2q-ragged": (replace(DENSE, kind="ragged", lens_q=(20, 0), lens_k=(70, 9)), 0),
     "2q-pages": (replace(PAGED, mask="window"), 0),
+    "2q-pages-of-1": (replace(PAGED, page_size=1, mask="window"), 0),
     "1q-128": (replace(DENSE, dim=128, mask="window-both"), 1),
     "1q-narrow-output": (replace(DENSE, dim=64, dim_v=128), 1),
     "split": (replace(DENSE, seq_k=200, sinks=True, score="bias"), 2),
     "split-pages": (replace(PAGED, lens_k=(180,)), 2),
+    "split-pages-of-12": (replace(PAGED, lens_k=(180,), dim=128, page_size=12), 2),
+    "wide-256": (replace(DENSE, dim=192, mask="scattered"), 1),
+    "wide-512-split-pages": (replace(PAGED, dim=264, mask="window"), 2),
+    "latents": (replace(LATENT, mask="window", sinks=True), 1),
+    "latents-split-pages-of-3": (replace(LATENT, kind="paged", lens_k=(150,), page_size=3), 2),
 }
 
 
 def choice(problem: Problem, parts: int) -> Choice:
     """The choice with so many parts of the keys."""
+    if is_latent(problem) or is_wide(problem):
+        rows = (choose_latent if is_latent(problem) else choose_wide)(problem, ARCHS["sm100"])
+        config = replace(rows.config, splitk_partitions=parts)
+        tiles = rows.grid[0] // rows.partitions
+        return replace(rows, config=config, grid=(tiles * parts, *rows.grid[1:]), partitions=parts)
     two = choose_2q(problem)
     if parts == 0:
         return two
@@ -62,7 +79,8 @@ def launches(x: Inputs, parts: int) -> tuple[tuple[Launch, ...], tuple[torch.Ten
     out = poisoned((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse = poisoned(ready.lse_shape, torch.float32)
     operands = fitted(Operands(q, k, v, out, lse, call.sinks))
-    return launches_of_choice(ready, operands, call.sequence, choice(ready.problem, parts)), (out, lse)
+    given = latent_launches if is_latent(ready.problem) else launches_of_choice
+    return given(ready, operands, call.sequence, choice(ready.problem, parts)), (out, lse)
 
 
 @pytest.mark.parametrize("how", ["hidden", "partly hidden"])
@@ -79,6 +97,21 @@ def test_hidden_values_reach_nothing_under_any_schedule(name: str, how: str) -> 
         assert not unlike(found, x, 0.04), f"{schedule} {seed}: {unlike(found, x, 0.04)}"
         first = first or [part.clone() for part in found]
         assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(first, found, strict=True))
+
+
+@pytest.mark.parametrize("name", drawn(CASES, ["2q", "split", "wide-256"]))
+def test_the_second_pass_is_needed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, parts = CASES[name]
+    wrong = []
+    for more in ("", "one pass"):
+        x = case.build()
+        x = seen_by_some(shared_latents(x) if case.dim == LATENT_DIMS.qk else x)
+        (first, *others), found = launches(x, parts)
+        for step in (replace(first, key=(first.key, more)) if more else first, *others):
+            assert run_launch(step, Options()).clean
+        wrong.append(unlike(found, x, 0.04))
+        monkeypatch.setattr("warpattn.kernels.sm100.sequence_args.hides", lambda keep: False)
+    assert not wrong[0] and "nan" in wrong[1]
 
 
 def completing(found: tuple[tuple[str, int], ...]) -> bool:
@@ -104,6 +137,7 @@ def test_a_tile_is_stored_before_it_is_attended_to_again(name: str) -> None:
 
 
 @pytest.mark.parametrize(("mask", "again"), [("full", False), ("causal", True)])
-def test_only_what_a_mask_may_hide_is_looked_for(mask: str, again: bool) -> None:
-    steps, _ = launches(replace(DENSE, mask=mask).build(), 1)
+@pytest.mark.parametrize("dim", [64, 192])
+def test_only_what_a_mask_may_hide_is_looked_for(mask: str, again: bool, dim: int) -> None:
+    steps, _ = launches(replace(DENSE, mask=mask, dim=dim).build(), 1)
     assert bool(steps[0].args["recompute_args"]) == again

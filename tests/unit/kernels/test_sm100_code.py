@@ -13,6 +13,7 @@ from triton import compile as compile_source
 
 from tests.drawn import drawn
 from tests.launches import choice_of, small_call
+from tests.unit.kernels.backward.test_sm90_backward import innermost_loops, spills
 from warpattn.kernels.sm100.config import SMEM_LIMIT, FA4Config
 from warpattn.kernels.sm100.launch import prefill_launch
 from warpattn.kernels.sm100.traits import Traits
@@ -147,13 +148,14 @@ def test_a_page_goes_to_its_rows_of_both_column_blocks() -> None:
     assert [int(found[1]) if found else None for found in offsets] == [block, box, block + box]
 
 
-@pytest.mark.parametrize(("dim", "stack"), drawn([(64, 0), (128, 8)], [(64, 0)]))
+@pytest.mark.parametrize(("dim", "stack"), drawn([(64, 0), (128, 16)], [(64, 0)]))
 def test_pages_too_small_for_a_box_are_copied(dim: int, stack: int) -> None:
-    """16 bytes a lane at four places: K and V before the loop, in it, or behind it. TMA loads only queries."""
+    """16 bytes a lane at four places: K and V before the loop, in it, or behind it. TMA loads only queries. Spilled are
+    an address and a number, which roles read before their loops or behind them."""
     config = FA4Config(BF16, dim, dim, page_size=1).gluon()[0]
     kernel = compile_prefill(config, "paged")
     used, counts = resources(kernel.asm["cubin"]), opcode_counts(kernel.asm["cubin"])
-    assert used.stack <= stack and used.spill_stores <= 2
+    assert used.stack <= stack and used.spill_stores <= 2 and used.spill_loads <= 4
     assert counts["LDGSTS"] == 4 * config.BN * dim // (32 * 8)
     assert counts["UTMALDG"] == 2 * dim // 64
 
@@ -166,7 +168,21 @@ WIDE = {  # dims of queries and of values, sequences, keys in parts, page size
 }
 
 
-@pytest.mark.parametrize("name", drawn(WIDE, ["512-split"]))
+# (bytes of stack, stores, loads) with Triton 3.9.0: whether a warp is the first, which allocates tensor memory and
+# frees it. Its register is one of those that a tile takes which is attended to again.
+WIDE_SPILLS = {"256": (8, 1, 3)}
+
+
+def check_spills(cubin: bytes, bound: tuple[int, int, int]) -> None:
+    """At most so much, and nothing in the loop over key tiles."""
+    used = resources(cubin)
+    found = used.stack, used.spill_stores, used.spill_loads
+    assert all(each <= most for each, most in zip(found, bound, strict=True)), found
+    loops = innermost_loops(cubin, lambda body: "LDTM" in body)
+    assert loops and not any(map(spills, loops))
+
+
+@pytest.mark.parametrize("name", drawn(WIDE, ["512-split", "256"]))
 def test_wide_heads(name: str) -> None:
     dim_qk, dim_v, kind, parts, page = WIDE[name]
     rows, keys = (128, 64) if max(dim_qk, dim_v) <= 256 else (64, 32)
@@ -174,10 +190,10 @@ def test_wide_heads(name: str) -> None:
     call = small_call("sm100", (dim_qk, dim_v), kind=kind, page=page, heads=(4, 2))
     launch, *_ = wide_launches(*call, choice_of(config, parts))
     kernel = compile_source(launch.source(), target=triton_target("sm100"), options=dict(launch.options))
-    counts, used = opcode_counts(kernel.asm["cubin"]), resources(kernel.asm["cubin"])
+    counts = opcode_counts(kernel.asm["cubin"])
     assert config.smem_used <= kernel.metadata.shared <= min(SMEM_LIMIT, config.smem_used + COMPILER_BYTES)
     assert kernel.metadata.tmem_size == 512 and config.tmem_used <= 512
-    assert (used.stack, used.spills) == (0, 0)
+    check_spills(kernel.asm["cubin"], WIDE_SPILLS.get(name, (0, 0, 0)))
     scores, output = config.k_blocks * 256 // 16, config.v_blocks * keys // 16
     assert counts["UTCHMMA"] == 2 * scores + output, "Q·K before the loop and in it; P·V"
     assert counts["UTCBAR"] == 6, "S twice and O; their slots given back"
@@ -192,6 +208,5 @@ def test_wide_heads_over_8_bits() -> None:
     config = WideConfig(BF16, 256, 256, 128, 64, stages=3, eight_bit=stored)
     launch, *_ = wide_launches(*small_call("sm100", (256, 256), heads=(4, 2)), choice_of(config))
     kernel = compile_source(launch.source(), target=triton_target("sm100"), options=dict(launch.options))
-    used = resources(kernel.asm["cubin"])
     assert config.smem_used <= kernel.metadata.shared <= min(SMEM_LIMIT, config.smem_used + COMPILER_BYTES)
-    assert (used.stack, used.spills) == (0, 0)
+    check_spills(kernel.asm["cubin"], WIDE_SPILLS["256"])

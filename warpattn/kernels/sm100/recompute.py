@@ -66,6 +66,7 @@ class SpoiledTile:
     writers: gl.constexpr  # that have written blocks of columns in turn
     block: gl.constexpr  # columns of a block
     writer: gl.tensor  # whose columns are written again
+    lanes: gl.constexpr  # that hold a row: the more, the fewer registers take a key's columns
 
     @gluon.jit
     def key_place(self, b, key, config: gl.constexpr, traits: gl.constexpr):
@@ -93,15 +94,21 @@ def rows_at_once(x):
 
 
 @gluon.constexpr_function
-def rows_layout(rows):
-    """Registers of rows: runs of 8 columns, a row in lanes of one warp."""
-    return gl.BlockedLayout([1, 8], [rows // WARPS.value, 32 * WARPS.value // rows], [WARPS.value, 1], [1, 0])
+def rows_layout(lanes):
+    """Registers of rows: runs of 8 columns, a row in so many lanes of one warp."""
+    return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [WARPS.value, 1], [1, 0])
 
 
 @gluon.constexpr_function
 def power_above(dim):
     """The power of two that holds a head dim."""
     return 1 << (dim - 1).bit_length()
+
+
+@gluon.constexpr_function
+def runs_of(dim):
+    """Runs of 8 columns of a head, the last perhaps filled up."""
+    return -(-dim // 8)
 
 
 @gluon.jit
@@ -121,7 +128,7 @@ def attend_again(ctx, x, b, count):
 @gluon.jit
 def attend_rows(ctx, x, b, first, count: gl.constexpr):
     """The output of `count` rows."""
-    layout: gl.constexpr = rows_layout(count)
+    layout: gl.constexpr = rows_layout(x.lanes)
     config: gl.constexpr = ctx.config
     number = first + gl.arange(0, count, gl.SliceLayout(1, layout))[:, None]
     token = number // x.group

@@ -112,6 +112,13 @@ class RecomputeArgs(NamedTuple):
     runs_v: Any
 
 
+class KeyAddresses(NamedTuple):
+    """Keys and values by their addresses, of kernels that address queries and output themselves."""
+
+    k: StridedRows
+    v: StridedRows
+
+
 UNMAPPED = MapRows(0, 0)  # rows of queries and output that a kernel addresses itself
 
 
@@ -129,12 +136,16 @@ def sequence_args(x: Operands, sequence: Sequence, config: FA4Config) -> dict[st
 
 
 def recompute_args(keep: Node, x: Operands, config: FA4Config) -> RecomputeArgs | tuple[()]:
-    """The kernel's arguments for tiles that meet values which `keep` of a mask hides; nothing if it hides none, and
-    where rows of small pages are copied: there ptxas spilled a second number at head dim 128."""
-    if config.pair_cta or config.box_rows < LEAST_ROWS or not hides(keep):
+    """The kernel's arguments for tiles that meet values which `keep` of a mask hides; nothing if it hides none."""
+    if config.pair_cta or not hides(keep):
         return ()
     rows = [strided(each) for each in (x.q, x.k, x.v, x.out)]
     return RecomputeArgs(*rows, x.q.shape[-1] // RUN, x.v.shape[-1] // RUN)
+
+
+def key_addresses(keep: Node, x: Operands) -> KeyAddresses | tuple[()]:
+    """The same of kernels that address queries and output themselves."""
+    return KeyAddresses(strided(x.k), strided(x.v)) if hides(keep) else ()
 
 
 def hides(keep: Node) -> bool:

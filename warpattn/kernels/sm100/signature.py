@@ -36,8 +36,8 @@ def prefill_source(
 
 
 def addressed_rows(x: Any) -> dict[str, Any]:
-    """What is known of the pointers in `RecomputeArgs`."""
-    return {f"recompute_args.{name}.pointer": ALIGNED for name in ("q", "k", "v", "out") if x}
+    """What is known of the pointers in `RecomputeArgs` or `KeyAddresses`."""
+    return {f"recompute_args.{name}.pointer": ALIGNED for name in ("q", "k", "v", "out") if hasattr(x, name)}
 
 
 def map_type(box: list[int], element: Element, halved: int | None, clipped: bool) -> str:

@@ -20,11 +20,13 @@ from ..prefill_2q.softmax import RowState, row_state
 from ..sync import any_greater_of_role, await_signal, signal
 from .context import row_positions
 from .epilogue import store_rows
+from .recompute import attend_again_to_rows
 
 
 @gluon.jit
-def attend_role(ctx):
-    """The run's key tiles, then the rows' output."""
+def attend_role(ctx, again):
+    """The run's key tiles, then the rows' output, and that once more where all rows met what may be hidden; `again`:
+    `KeyAddresses`, or nothing where a mask hides nothing."""
     scale = scores_scale(ctx.scales, ctx.rows.kv_head, ctx.mods, ctx.config)
     ctx = gl.aggregate_replace(ctx, scale=scale)
     state = row_state(ctx.config.BM, gl.SliceLayout(1, ctx.memory.s.get_reg_layout()))
@@ -38,7 +40,11 @@ def attend_role(ctx):
     for i in range(total):
         state = attend_tile(ctx, state, i)
     await_signal(ctx.bars.o, (total - 1) & 1, total > 0)
-    store_rows(ctx, state)
+    total = store_rows(ctx, state, len(again) > 0)
+    if len(again) > 0:
+        finite = (total - total == 0).to(gl.float32)
+        if not any_greater_of_role(finite, gl.zeros_like(finite)):
+            attend_again_to_rows(ctx, again)
 
 
 @gluon.jit

@@ -24,6 +24,7 @@ from ...nvidia.strided import Strided
 from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler_split import TileRun
 from ..layouts import box_layout, element_type, key_box, stacked
+from ..recompute import KeyColumns, addressed, runs_of
 from ..sync import make_signal
 from ..token_scales import CONVERTING, TokenScales, values_end
 
@@ -61,6 +62,19 @@ class LatentMemory:
         for part in gl.static_range(2):
             copy_columns(ctx, ctx.q.latent, self.q.index(part), 0, part * config.half, config.half)
         copy_columns(ctx, ctx.q.rope, self.q_rope, 0, ctx.q.rope_column, config.rope)
+
+    @gluon.jit
+    def key_columns(self, ctx, x):
+        """Latents, which are values, and rotary columns, beside them in a key or, with 8 bits, in a tensor of their
+        own; `x`: `KeyAddresses`."""
+        config: gl.constexpr = ctx.config
+        cols: gl.constexpr = config.rope
+        column: gl.constexpr = config.dim_v if config.eight_bit is None else 0
+        scaled: gl.constexpr = "v" if config.narrow_rope else None
+        runs = gl.to_tensor(runs_of(config.dim_v))
+        latents = KeyColumns(ctx.q.latent, addressed(x.v), 0, 0, runs, config.dim_v, "v")
+        runs = gl.to_tensor(runs_of(cols))
+        return latents, KeyColumns(ctx.q.rope, addressed(x.k), ctx.q.rope_column, column, runs, cols, scaled)
 
 
 @gluon.aggregate

@@ -2,6 +2,7 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.blackwell import add2
 
 from ...pieces.combine import in_base_2
 from ...pieces.softmax import LOG2_E
@@ -11,8 +12,9 @@ from .context import row_positions
 
 
 @gluon.jit
-def store_rows(ctx, state):
-    """Output and LSE of the rows; a partition of a split leaves them in fp32, with the LSE in base 2."""
+def store_rows(ctx, state, sums: gl.constexpr):
+    """Output and LSE of the rows; a partition of a split leaves them in fp32, with the LSE in base 2. With `sums`
+    returns each row's sum [BM]."""
     split: gl.constexpr = ctx.config.splitk_partitions > 1
     rows = row_positions(ctx, gl.arange(0, ctx.config.BM, state.m.type.layout))
     sink = 0.0
@@ -24,13 +26,22 @@ def store_rows(ctx, state):
             lse = in_base_2(lse, LOG2_E)
         gl.store(ctx.lse.at(ctx.out_batch, rows.token, rows.h), lse, mask=rows.exists)
     cols: gl.constexpr = ctx.config.padded_ov_depth if split else ctx.config.dim_v
+    layout: gl.constexpr = ctx.memory.o.slice(0, STORE_COLUMNS).get_reg_layout()
+    total = gl.zeros([ctx.config.BM, STORE_COLUMNS], gl.float32, layout)
     for col in gl.static_range(0, cols, STORE_COLUMNS):
-        store_columns(ctx, factor, col)
+        o = store_columns(ctx, factor, col)
+        if sums:
+            total = add2(total, o)
+    if sums:
+        return gl.convert_layout(gl.sum(total, 1), factor.type.layout)
+    else:
+        return None
 
 
 @gluon.jit
 def store_columns(ctx, factor, col: gl.constexpr):
-    """Columns `col` and on of O times `factor` [64]; zeros where there was no key tile."""
+    """Columns `col` and on of O times `factor` [64]; zeros where there was no key tile. Returns
+    them."""
     block = ctx.memory.o.slice(col, STORE_COLUMNS)
     layout: gl.constexpr = block.get_reg_layout()
     rows = row_positions(ctx, gl.arange(0, ctx.config.BM, gl.SliceLayout(1, layout))[:, None])
@@ -44,3 +55,4 @@ def store_columns(ctx, factor, col: gl.constexpr):
     if ctx.config.dim_v % STORE_COLUMNS > 0 and ctx.config.splitk_partitions == 1:
         there = there & (cols < ctx.config.dim_v)
     gl.store(at, o.to(ctx.out.pointer.dtype.element_ty), mask=there)
+    return o

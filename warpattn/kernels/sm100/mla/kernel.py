@@ -33,13 +33,14 @@ from .mma import mma_role
 
 @gluon.jit
 def latent_kernel(
-    q, k_desc, v_desc, out, lse, sinks_ptr, scale, shape, sequence_args, mask_args, score_args,
-    config: gl.constexpr, functions: gl.constexpr, traits: gl.constexpr,
+    q, k_desc, v_desc, out, lse, sinks_ptr, scale, shape, sequence_args, recompute_args, mask_args,
+    score_args, config: gl.constexpr, functions: gl.constexpr, traits: gl.constexpr,
 ):  # fmt: skip
     """Attention of a few query tokens with head dims 576 and 512.
 
     q, out: `StridedArgs`, q perhaps a `LatentQueryArgs`, strides in units of 8 elements; lse: the same in elements.
-    shape: `Lengths`. sequence_args: see sequence_args.py. Grid: (row tiles * partitions, key heads, batch).
+    shape: `Lengths`. sequence_args: see sequence_args.py. recompute_args: `KeyAddresses`, or nothing where a mask hides
+    nothing. Grid: (row tiles * partitions, key heads, batch).
     """
     partitions: gl.constexpr = config.splitk_partitions
     index = first_grid_index()
@@ -65,11 +66,11 @@ def latent_kernel(
     fence_async_shared()
     workers: gl.constexpr = config.topology.workers
     if config.eight_bit is None:
-        gl.warp_specialize([(attend_role, (ctx,)), (mma_role, (ctx,)), (load_role, (ctx,))], workers.warps,
-                           workers.registers)  # fmt: skip
-    else:
-        gl.warp_specialize([(attend_role, (ctx,)), (mma_role, (ctx,)), (load_stored, (ctx,)), (convert_role, (ctx,))],
+        gl.warp_specialize([(attend_role, (ctx, recompute_args)), (mma_role, (ctx,)), (load_role, (ctx,))],
                            workers.warps, workers.registers)  # fmt: skip
+    else:
+        gl.warp_specialize([(attend_role, (ctx, recompute_args)), (mma_role, (ctx,)), (load_stored, (ctx,)),
+                            (convert_role, (ctx,))], workers.warps, workers.registers)  # fmt: skip
 
 
 @gluon.jit

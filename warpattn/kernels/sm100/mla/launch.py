@@ -19,7 +19,7 @@ from warpattn.sequences.latent import LatentPages
 from ...nvidia.arguments import LatentQueryArgs
 from ...nvidia.combine_args import StridedArgs, UsedRows
 from ...nvidia.combine_launch import combine_launch, workspace
-from ..sequence_args import UNMAPPED, Lengths, key_args, ragged_args, used_rows
+from ..sequence_args import UNMAPPED, Lengths, key_addresses, key_args, ragged_args, used_rows
 from ..traits import Traits
 from .config import LatentConfig
 
@@ -95,6 +95,7 @@ def latent_args(checked: CheckedCall, x: Operands, sequence: Sequence, config: L
     if isinstance(cache, LatentPages):
         none, x = ScaleRows(None, 0, 0, 0), x._replace(k=cache.rope)
         more["scale"] = Scales(checked.scale, none, latent_scales(x.v, cache.v_scale), none)
+    more["recompute_args"] = key_addresses(checked.mask.keep, x)
     if isinstance(sequence, PagedRagged):
         return ragged_args(x, sequence, box, (UNMAPPED, UNMAPPED)) | more
     return key_args(x, sequence, box) | more

@@ -10,7 +10,7 @@ from warpattn.problem.element import Element
 
 from ...nvidia.arguments import query_pointers
 from ...pieces.signature import ALIGNED, captured_types, kernel_source, modifier_functions, packed_span
-from ..signature import copied_rows, map_type
+from ..signature import addressed_rows, copied_rows, map_type
 from ..traits import LEAST_ROWS, Traits
 from .config import LatentConfig
 from .kernel import latent_kernel
@@ -37,4 +37,5 @@ def row_source(
         given["v_desc"] = map_type([1, config.box_rows, 1, v_columns], v, None, True)
     constants = {"config": config, "functions": modifier_functions(packed_span(mask), score), "traits": traits}
     hints = dict.fromkeys((*query_pointers(args["q"]), "out.pointer"), ALIGNED) | copied_rows(config.box_rows)
+    hints |= addressed_rows(args["recompute_args"])
     return kernel_source(kernel, args, constants, given, hints)

@@ -12,6 +12,8 @@ from ..layouts import row_layout
 from ..prefill_1q.epilogue import writers
 from ..recompute import KeyColumns, SpoiledTile, addressed, attend_again, power_above
 
+LANES = gl.constexpr(4)  # that hold a row
+
 
 @gluon.jit
 def recompute_tiles(ctx, x):
@@ -44,7 +46,7 @@ def recompute_tile(ctx, x, wg):
     tile = SpoiledTile(
         (columns,), addressed(x.v), out, q_entry, out_entry, ctx.tensors.k, row * group, gl.to_tensor(group),
         ctx.tile.h, ctx.work.kv_head, ctx.work, ctx.tensors.sinks, x.runs_v, power_above(config.ov_depth),
-        turns, config.store_columns, wg if turns > 1 else gl.to_tensor(0),
+        turns, config.store_columns, wg if turns > 1 else gl.to_tensor(0), LANES,
     )  # fmt: skip
     attend_again(ctx, tile, ctx.tile.b, config.BM_q)
 

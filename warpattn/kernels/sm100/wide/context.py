@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 from ...nvidia.kv_ring import KVPipeline
 from ..layouts import box_layout, element_type, stacked
 from ..mla.context import copy_columns, key_blocks
+from ..recompute import KeyColumns, addressed, power_above, runs_of
 
 ROWS_AT_ONCE = gl.constexpr(64)  # of one copy of queries
 
@@ -34,6 +35,12 @@ class WideMemory:
             for first in gl.static_range(0, count, ROWS_AT_ONCE):
                 tile = self.q.index(block).slice(first, ROWS_AT_ONCE)
                 copy_columns(ctx, ctx.q, tile, first, block * config.half, config.half)
+
+    @gluon.jit
+    def key_columns(self, ctx, x):
+        """All columns, as one product with keys by their addresses; `x`: `KeyAddresses`."""
+        dim: gl.constexpr = ctx.config.dim_qk
+        return (KeyColumns(ctx.q, addressed(x.k), 0, 0, gl.to_tensor(runs_of(dim)), power_above(dim), "k"),)
 
 
 @gluon.jit

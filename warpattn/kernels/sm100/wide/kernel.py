@@ -31,8 +31,8 @@ from .mma import mma_role
 
 @gluon.jit
 def wide_kernel(
-    q, k_desc, v_desc, out, lse, sinks_ptr, scale, shape, sequence_args, mask_args, score_args,
-    config: gl.constexpr, functions: gl.constexpr, traits: gl.constexpr,
+    q, k_desc, v_desc, out, lse, sinks_ptr, scale, shape, sequence_args, recompute_args, mask_args,
+    score_args, config: gl.constexpr, functions: gl.constexpr, traits: gl.constexpr,
 ):  # fmt: skip
     """Attention with head dims from 129 to 512. Arguments as in `latent_kernel`; sequences may be ragged. Grid: (row
     tiles * partitions, key heads, batch)."""
@@ -61,8 +61,8 @@ def wide_kernel(
     fence_async_shared()
     workers: gl.constexpr = config.topology.workers
     if config.eight_bit is None:
-        gl.warp_specialize([(attend_role, (ctx,)), (mma_role, (ctx,)), (load_role, (ctx,))], workers.warps,
-                           workers.registers)  # fmt: skip
-    else:
-        gl.warp_specialize([(attend_role, (ctx,)), (mma_role, (ctx,)), (load_role, (ctx,)), (convert_role, (ctx,))],
+        gl.warp_specialize([(attend_role, (ctx, recompute_args)), (mma_role, (ctx,)), (load_role, (ctx,))],
                            workers.warps, workers.registers)  # fmt: skip
+    else:
+        gl.warp_specialize([(attend_role, (ctx, recompute_args)), (mma_role, (ctx,)), (load_role, (ctx,)),
+                            (convert_role, (ctx,))], workers.warps, workers.registers)  # fmt: skip

@@ -13,7 +13,7 @@ from warpattn.sequences import PagedRagged, Ragged, Sequence
 
 from ..launch import longest_queries
 from ..mla.launch import row_launches
-from ..sequence_args import UNMAPPED, key_args, ragged_args, used_rows
+from ..sequence_args import UNMAPPED, key_addresses, key_args, ragged_args, used_rows
 from ..tile import row_tiles
 from .config import BLOCK, WideConfig
 
@@ -29,7 +29,7 @@ def wide_launches(checked: CheckedCall, x: Operands, sequence: Sequence, choice:
 
         return wide_source(*described)
 
-    keys = _keys(x, sequence, config)
+    keys = _keys(x, sequence, config) | {"recompute_args": key_addresses(checked.mask.keep, x)}
     if config.eight_bit is not None:
         keys["scale"] = call_scales(checked.scale, x, sequence)
     return row_launches(checked, x, keys, choice, source, used_rows(sequence))
