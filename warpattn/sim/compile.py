@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .errors import SimulationError
+from .ir.placement import BLOCK_BYTES
 from .specialize import specialised
 
 ARCHS = {
@@ -78,6 +79,12 @@ def compile_for(
     if machine_code:
         return triton.compile(source, target=target, options=options)
     return replace(to_ttgir(source, target, options), folded=parameters.folded)
+
+
+def block_bytes(arch: str) -> int:
+    """Bytes of shared memory that a block may have."""
+    backend, chip, _ = ARCHS[arch]
+    return BLOCK_BYTES[f"{backend}:{chip}"]
 
 
 def check_arch(arch: Any) -> None:

@@ -12,7 +12,7 @@ from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, run_strides
 
 from ..pieces.combine_config import CombineTile, Parts, allocate_parts
-from .combine_args import CombinedArgs, CombineShape, ListedArgs, UsedRows
+from .arguments import CombinedArgs, CombineShape, ListedArgs, UsedRows
 
 OPTIONS = compile_options()
 

@@ -16,9 +16,8 @@ from warpattn.problem.launch import TensorMap
 from warpattn.problem.operands import RUN, Operands
 from warpattn.sequences import PagedKV, PagedRagged, Ragged, Sequence
 
-from ..nvidia.arguments import StridedRows, strided
+from ..nvidia.arguments import StridedRows, UsedRows, strided
 from ..nvidia.clipped_map import clipped_map
-from ..nvidia.combine_args import UsedRows
 from .config import FA4Config
 from .traits import LEAST_ROWS
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from ..compile import ARCHS
+from ..compile import ARCHS, block_bytes
 from ..errors import SimulationError
-from ..ir.placement import BLOCK_BYTES
 
 _PROCESSORS = {"sm90": 132, "sm100": 148, "sm103": 148, "gfx942": 304, "gfx950": 256}  # of one card
 _REGISTERS = 65_536
@@ -99,9 +98,9 @@ class _Utilities:
         self.arch = arch
 
     def get_device_properties(self, device: Any = None) -> dict[str, int]:
-        backend, chip, lanes = ARCHS[self.arch]
+        lanes = ARCHS[self.arch][2]
         return {
-            "max_shared_mem": BLOCK_BYTES[f"{backend}:{chip}"], "max_num_regs": _REGISTERS,
+            "max_shared_mem": block_bytes(self.arch), "max_num_regs": _REGISTERS,
             "multiprocessor_count": _PROCESSORS[self.arch], "warpSize": lanes,
             "sm_clock_rate": 1, "mem_clock_rate": 1, "mem_bus_width": 1,
         }  # fmt: skip

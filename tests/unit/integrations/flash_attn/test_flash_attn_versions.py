@@ -317,18 +317,6 @@ def test_dense_attention_in_compiled_graphs():
             assert torch.equal(torch.compile(call, backend="eager", fullgraph=True)(q), call(q))
 
 
-@pytest.mark.parametrize("trained", ["q", "k", "v", "learnable_sink"])
-def test_version_4_returns_the_lse_where_a_gradient_may_be_wanted(trained):
-    given = dict(zip("qkv", dense(), strict=True)) | {"learnable_sink": torch.randn(H)}
-    assert version4.flash_attn_func(**given)[1] is None
-    given[trained].requires_grad_()
-    packed = given | {name: given[name].flatten(0, 1) for name in "qkv"}
-    starts = {f"cu_seqlens_{name}": torch.arange(B + 1, dtype=torch.int32) * given[name].shape[1] for name in "qk"}
-    _, lse = version4.flash_attn_func(**given)
-    _, packed_lse = version4.flash_attn_varlen_func(**packed, **starts)
-    torch.testing.assert_close(lse.transpose(0, 1).flatten(1), packed_lse)
-
-
 def test_modules_are_installed_and_taken_away():
     assert not MODULES & set(sys.modules)
     real = ModuleType("flash_attn")

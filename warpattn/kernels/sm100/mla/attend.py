@@ -12,15 +12,18 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared
 
+from ...nvidia.opaque import hide_from_compiler
 from ...pieces.modifiers import exponent_scale
 from ...pieces.scales import scores_scale
 from ...pieces.softmax import HEADROOM, exponent, row_scale
 from ..layouts import STORE_COLUMNS, element_type
 from ..prefill_2q.softmax import RowState, row_state
+from ..recompute import SpoiledTile, addressed, attend_again, power_above, runs_of
 from ..sync import any_greater_of_role, await_signal, signal
 from .context import row_positions
 from .epilogue import store_rows
-from .recompute import attend_again_to_rows
+
+LANES = gl.constexpr(32)  # that hold a row which is attended to again
 
 
 @gluon.jit
@@ -45,6 +48,21 @@ def attend_role(ctx, again):
         finite = (total - total == 0).to(gl.float32)
         if not any_greater_of_role(finite, gl.zeros_like(finite)):
             attend_again_to_rows(ctx, again)
+
+
+@gluon.jit
+def attend_again_to_rows(ctx, x):
+    """Attend again to the rows of the CTA that met hidden values of NaN or infinity, see sm100/recompute.py; `x`:
+    `KeyAddresses`."""
+    config: gl.constexpr = ctx.config
+    rows = ctx.rows
+    padded: gl.constexpr = power_above(config.dim_v)
+    tile = SpoiledTile(
+        ctx.memory.key_columns(ctx, x), addressed(x.v), ctx.out, rows.b, ctx.out_batch, ctx.k,
+        hide_from_compiler(rows.first), rows.group, rows.kv_head * rows.group, rows.kv_head, ctx.lengths, ctx.sinks,
+        gl.to_tensor(runs_of(config.dim_v)), padded, 1, padded, gl.to_tensor(0), LANES,
+    )  # fmt: skip
+    attend_again(ctx, tile, rows.b, config.BM)
 
 
 @gluon.jit

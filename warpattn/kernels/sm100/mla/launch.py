@@ -16,8 +16,7 @@ from warpattn.problem.scales import ScaleRows, Scales, latent_scales
 from warpattn.sequences import PagedRagged, Sequence
 from warpattn.sequences.latent import LatentPages
 
-from ...nvidia.arguments import LatentQueryArgs
-from ...nvidia.combine_args import StridedArgs, UsedRows
+from ...nvidia.arguments import LatentQueryArgs, StridedArgs, UsedRows
 from ...nvidia.combine_launch import combine_launch, workspace
 from ..sequence_args import UNMAPPED, Lengths, key_addresses, key_args, ragged_args, used_rows
 from ..traits import Traits

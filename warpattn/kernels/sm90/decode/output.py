@@ -151,3 +151,16 @@ def write_at(ctx, o, lse, target, column=0):
     col = column + gl.arange(0, o.shape[1], gl.SliceLayout(0, o.type.layout))[None, :]
     at = target.out[:, None] + col
     gl.store(at, o.to(element_type(config.element)), mask=target.there[:, None] & (col < config.dim_v))
+
+
+@gluon.jit
+def write_columns(ctx, o, lse, item, first, column: gl.constexpr):
+    """Write columns of an item's rows, or of its part of them: `o` [M, N] normalised, rows `first` and columns `column`
+    and on; `lse` [M] base 2 in the layout of its rows."""
+    config: gl.constexpr = ctx.config
+    part = item.part
+    if part.splits == 1:
+        write_rows(ctx, o, lse, item, first, column)
+    else:
+        number = part.number(gl.program_id(0), config.schedule.invariant)
+        ctx.results.partials.store(part.slot(number, config.schedule.invariant), o, lse, column, first)

@@ -9,8 +9,8 @@ Keys only: while the CTA reads them from L2, DRAM is free for their values (benc
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin  # tensor maps are no operands of `gl.inline_asm`
 
-from ...nvidia.l2_prefetch import prefetch
 from ...pieces.modifiers import Modifiers
 from ...pieces.stream_k import StreamK
 from .context import KeyCache
@@ -20,6 +20,24 @@ from .schedule import item_at, my_range
 SWIZZLED = gl.constexpr(128)  # bytes of a row of a tensor map's box
 # Of box numbers over the threads of a warpgroup: neighbours belong to different warps, which issue side by side.
 BOXES = gl.constexpr(gl.DistributedLinearLayout([], [[4], [8], [16], [32], [64]], [[1], [2]], [], [128]))
+
+
+_PREFETCH = """{
+.reg .pred p;
+setp.ne.b32 p, $2, 0;
+@p cp.async.bulk.prefetch.tensor.4d.L2.global.tile [$1, {$6, $5, $4, $3}];
+mov.b32 $0, 0;
+}"""
+
+
+@builtin
+def prefetch(desc, coord, wanted, _semantic=None):
+    """Prefetch boxes of a 4-dimensional `desc`, one a thread: coord, four int32 blocks of one layout; wanted, another:
+    a thread whose element is 0 prefetches nothing. It waits for nothing: the writes of all SMs meet in L2, so a later
+    read of a box finds the last value written."""
+    operands = [desc.handle, wanted.handle, *(x.handle for x in coord)]
+    nothing = wanted.type.to_ir(_semantic.builder)
+    _semantic.builder.create_inline_asm(_PREFETCH, "=r,l,r,r,r,r,r", operands, [nothing], False, 1)
 
 
 @gluon.aggregate

@@ -33,11 +33,10 @@ from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import SoftmaxState, as_quads, lane_max, lane_sum, pack, rescale, softmax_step, unpack, warp_any
 from ..decode.attend import decode_scores
 from ..decode.context import in_tile, rows_of
-from ..decode.output import publish_parts
+from ..decode.output import publish_parts, write_columns
 from ..decode.schedule import item_at, next_item
 from ..exact_softmax import exact_step
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
-from .output import write_columns
 from .recompute import attend_again, owes_nan
 
 

@@ -19,13 +19,12 @@ from ...nvidia.pipelines import consumer_state
 from ...pieces.softmax import LOWEST
 from ..decode.attend import without_hidden
 from ..decode.attend_swap_ab import any_exceeds, exponents, masked_scores, raised, thread_sum
-from ..decode.output import combine_item, draw_ticket, publish_parts
+from ..decode.output import combine_item, draw_ticket, publish_parts, write_columns
 from ..decode.schedule import item_at, next_item
 from ..layouts import accumulator_layout, element_type
 from .attend import copy_queries
 from .context import TileSlots, half_tile, rope_tile, tile_slots
 from .eight_bit_swap_ab import attend_narrow_keys, fetch_fractions, finish_blocks, no_narrow_keys
-from .output import write_columns
 
 
 @gluon.aggregate

@@ -24,9 +24,9 @@ from ...pieces.softmax import LOWEST
 from ..decode.attend_swap_ab import any_exceeds, exponents, masked_scores, powers, raised, thread_sum
 from ..decode.context import in_tile, rows_of
 from ..decode.load import block_keys, in_cache
+from ..decode.output import write_columns
 from .context import TileSlots, half_tile, half_words, rope_tile
 from .eight_bit_operands import accumulators, by_rows, in_key_order, key_operand, value_operand
-from .output import write_columns
 from .recompute import attend_again, owes_nan
 
 BLOCK = gl.constexpr(128)  # columns of a scale

@@ -53,7 +53,7 @@ def list_launches(
 def hiding(checked: CheckedCall, config: MlaConfig) -> tuple[CheckedCall, MlaConfig]:
     """What hides keys: the call and the configuration of its kernel. Where sequences have one query each, conditions
     that hide newer keys hide none, and go; over 8-bit latents they stay, as without them one token of 128 sequences
-    took up to 6 % longer (H100, bench/notes.md 218)."""
+    took up to 6 % longer (H100, bench/notes.md 219)."""
     simpler = of_one_query(checked)
     recomputes = is_masked(simpler.problem) and not config.hides_in_loop
     return simpler if config.latents is None else checked, replace(config, recomputes=recomputes)

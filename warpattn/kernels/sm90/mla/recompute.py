@@ -21,8 +21,8 @@ from ..decode.attend import visible_scores
 from ..decode.attend_swap_ab import exponents
 from ..decode.context import Lens, in_tile, matrix, rows_of
 from ..decode.load import in_cache, scale_place
+from ..decode.output import write_columns
 from ..layouts import element_type
-from .output import write_columns
 
 KEYS = gl.constexpr(4)  # at once
 SCALED = gl.constexpr(128)  # columns of 8-bit latents that may share a scale

@@ -16,9 +16,8 @@ from warpattn.problem.operands import Features, Operands, is_masked, modifier_ar
 from warpattn.problem.scales import call_scales
 from warpattn.sequences import PagedKV, PagedRagged, Ragged
 
-from ...nvidia.arguments import StridedRows, strided
+from ...nvidia.arguments import ListedArgs, StridedRows, strided
 from ...nvidia.clipped_map import ClippedMap, clipped_maps
-from ...nvidia.combine_args import ListedArgs
 from ...nvidia.combine_launch import ListedRows, combine_launch, workspace
 from ..prefill.config import pad_dim
 from ..prefill.eight_bit.transpose_launch import transposed
