@@ -14,9 +14,10 @@ from .arguments import bind, mark_preceding_writes, without_folded
 from .blas import one_thread
 from .errors import SimulationError
 from .ir.module import Module, parse_module
-from .ir.placement import BLOCK_BYTES, check_fits
+from .ir.placement import BLOCK_BYTES
 from .link import link
 from .machine.agents import SCHEDULES
+from .machine.capacity import check_shared_memory
 from .machine.machine import Machine
 from .machine.states import states
 from .report import Report
@@ -168,5 +169,5 @@ def linked(text: str) -> Module:
         raise SimulationError(
             f"the kernel is compiled for {module.target}; the simulator runs {', '.join(sorted(BLOCK_BYTES))}"
         )
-    check_fits([buffer.type for buffer in module.buffers], text, module.target)
+    check_shared_memory(module)
     return link(module)

@@ -1,4 +1,4 @@
-"""Where Triton puts a kernel's buffers in shared memory, and whether they fit.
+"""Where Triton puts a kernel's buffers in shared memory.
 
 Two buffers get the same bytes if none is used while the other is: from its allocation to the last operation that names
 it. What still runs behind that, such as a copy out of a tile, meets whatever the next buffer is written with.
@@ -9,10 +9,7 @@ from __future__ import annotations
 import re
 import tempfile
 from functools import lru_cache
-from math import prod
 from typing import Any, NamedTuple
-
-from ..errors import SimulationError
 
 # Bytes of shared memory that a block may have.
 BLOCK_BYTES = {
@@ -28,16 +25,6 @@ class Placement(NamedTuple):
 
     first: tuple[int, ...]  # the first one of each buffer, in the order of their allocations
     total: int
-
-
-def check_fits(buffers: list[Any], text: str, target: str) -> None:
-    """Raise SimulationError for a kernel that needs more than a block of its chip may have. buffers: the types of its
-    allocations. Triton is only called, which takes as long as to parse the text, where they nearly fill it."""
-    most, sizes = BLOCK_BYTES[target], (prod(buffer.shape) * buffer.itemsize for buffer in buffers)
-    if sum(sizes) > most - most // 64 and (total := placement(text, target).total) > most:
-        raise SimulationError(
-            f"the kernel needs {total:,} bytes of shared memory; a block of {target} has {most:,} at most"
-        )
 
 
 def may_share(block: Any) -> bool:

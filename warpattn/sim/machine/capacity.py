@@ -1,19 +1,31 @@
-"""Whether a kernel's tensor memory fits into the columns that there are."""
+"""Whether a kernel's shared and tensor memory fit into what a block of its chip may have."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from math import prod
 
 from ..errors import SimulationError
 from ..ir.module import Block, Module, Op, parse_module
 from ..ir.parts import local
+from ..ir.placement import BLOCK_BYTES, placement
 from ..memory.tensor_memory import COLUMNS, columns_of, layouts
 from .clusters import clustered
 
 _VIEWS = {"ttg.memdesc_index", "ttng.tmem_subslice", "ttg.memdesc_reinterpret"}
 
 
-def check_capacity(module: Module) -> None:
+def check_shared_memory(module: Module) -> None:
+    """Raise SimulationError if a kernel needs more shared memory than a block may have. Where its buffers nearly fill
+    that, Triton places them, which takes as long as to parse the text."""
+    most = BLOCK_BYTES[module.target]
+    buffers = sum(prod(buffer.type.shape or ()) * buffer.type.itemsize for buffer in module.buffers)
+    if buffers > most - most // 64 and (needed := placement(module.text, module.target).total) > most:
+        needs = f"{module.entry} needs {needed:,} bytes of shared memory"
+        raise SimulationError(f"{needs}; a block of {module.target} has {most:,} at most")
+
+
+def check_tensor_memory(module: Module) -> None:
     """Raise SimulationError if a kernel needs more tensor memory than there is."""
     needed = _needed(module.text)
     if needed > COLUMNS:

@@ -19,7 +19,7 @@ from ..ir.module import Op
 from ..ir.parts import barrier_copies, from_registers, local, to_registers
 from ..ir.valuetypes import Type
 from ..machine.agents import Agent
-from ..machine.capacity import check_capacity
+from ..machine.capacity import check_tensor_memory
 from ..machine.pending import poisoned
 from ..machine.registry import blocking, plain, tasked
 from ..machine.sync import Barrier
@@ -36,7 +36,7 @@ def _alloc(op: Op) -> Callable[..., Any]:
     tile, part = local(op, kind), from_registers(op, op.inputs[0], kind) if op.operands else None
 
     def run(task: Any, value: Any = None) -> Any:
-        check_capacity(task.machine.module)
+        check_tensor_memory(task.machine.module)
         view = task.program.cluster.shared(op.uid, task.program.cta, lambda: make(task))
         if part is not None:
             write_part(task, view, value, part, kind.elem)

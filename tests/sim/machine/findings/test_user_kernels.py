@@ -239,7 +239,7 @@ def test_more_shared_memory_than_a_block_may_have_is_refused():
     out = unwritten(N, N)
     args = {"out_desc": TensorDescriptor(out, TILE)}
     assert run(kernels.tiles_kernel, (1,), args, {"TILES": 28}, layout=layout()).clean and (out == 1).all()
-    with pytest.raises(SimulationError, match=r"needs 237,568 bytes .* block of cuda:90 has 232,448 at most"):
+    with pytest.raises(SimulationError, match=r"^tiles_kernel needs 237,568 bytes .* cuda:90 has 232,448 at most"):
         run(kernels.tiles_kernel, (1,), args, {"TILES": 29}, layout=layout())
 
 
