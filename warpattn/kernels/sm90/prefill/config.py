@@ -282,8 +282,16 @@ def _stages(columns: int) -> int:
 
 
 def stored(config: SM90Config) -> SM90Config:
-    """The config with as many columns of the output stored at once as there is memory for."""
-    columns = min(128 if config.block_n == 64 else 64, config.v_parts[-1])
-    while config.smem_bytes + ALIGNMENT > SMEM_LIMIT and columns >= LEAST_STORED:
-        config, columns = replace(config, store_parts=(columns,)), columns // 2
+    """The config with as many columns of the output stored at once as there is memory for; no fewer than are fast."""
+    if config.smem_bytes + ALIGNMENT <= SMEM_LIMIT:
+        return config
+    widest = 128 if config.block_n == 64 else 64
+    return replace(config, store_parts=(min(widest, config.v_parts[-1]),))
+
+
+def fitted(config: SM90Config) -> SM90Config:
+    """The same with as few as it takes, where scales of 8-bit tiles need memory, too."""
+    config = stored(config)
+    while config.smem_bytes + ALIGNMENT > SMEM_LIMIT and config.store_parts[0] > LEAST_STORED:
+        config = replace(config, store_parts=(config.store_parts[0] // 2,))
     return config
