@@ -28,6 +28,7 @@ from warpattn.problem.scales import EightBit
 from .rounding import align_down, align_up, power_below
 
 SMEM_LIMIT = 232_448  # 228 KiB of an SM less the 1 KiB the system keeps
+ADDED = 512  # bytes that the compiler may add beside tiles of 8 bits, whose rings leave less than others do
 TMEM_COLUMNS = 512
 NUM_PV_STAGES = 2  # parts in which P is handed over: the tensor core starts on the first while the second is written
 SCALE_BYTES = 4 * 256  # of a row's scale, from each thread of the softmax warpgroups to the correction
@@ -198,8 +199,7 @@ class FA4Config:
     def smem_base(self) -> int:
         """Shared memory of everything but the K/V rings: the address of tensor memory, barriers, Q, and a scale for
         every softmax thread."""
-        q1 = self.chunks if self.num_q == 2 else 0
-        barriers = 8 + 2 * NUM_PV_STAGES + q1
+        barriers = 8 + 2 * NUM_PV_STAGES + (self.chunks if self.num_q == 2 else 0)
         staged = STAGED * (self.staged_slot + 2 * BARRIER_BYTES) if self.converts else 0
         scales = SCALE_BYTES + 4 * self.BN * (self.scale_blocks("k") + self.scale_blocks("v"))
         return 4 + BARRIER_BYTES * barriers + self.num_q * self.q_bytes + scales + staged
@@ -220,7 +220,7 @@ class FA4Config:
     @cached_property
     def kv_slots(self) -> int:
         """Slots that fit beside `smem_base`."""
-        return (SMEM_LIMIT - self.smem_base) // self.slot_bytes if self.BN > 0 else 0
+        return (SMEM_LIMIT - ADDED * self.converts - self.smem_base) // self.slot_bytes if self.BN > 0 else 0
 
     @cached_property
     def use_shared_kv(self) -> bool:
@@ -239,8 +239,8 @@ class FA4Config:
             return self.chunks
         if self.use_shared_kv:
             return 1
-        fits = self.smem_base + self.kv_slots * self.slot_bytes + self._chunk_barriers(self.chunks) <= SMEM_LIMIT
-        return self.chunks if fits else 1
+        used = self.smem_base + self.kv_slots * self.slot_bytes + self._chunk_barriers(self.chunks)
+        return self.chunks if used + ADDED * self.converts <= SMEM_LIMIT else 1
 
     def _chunk_barriers(self, chunks: int) -> int:
         """Bytes of the barriers that chunks add to the K ring."""
