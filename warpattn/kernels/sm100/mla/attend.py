@@ -43,9 +43,9 @@ def attend_role(ctx, again):
     for i in range(total):
         state = attend_tile(ctx, state, i)
     await_signal(ctx.bars.o, (total - 1) & 1, total > 0)
-    total = store_rows(ctx, state, len(again) > 0)
+    sums = store_rows(ctx, state, len(again) > 0)
     if len(again) > 0:
-        finite = (total - total == 0).to(gl.float32)
+        finite = (sums - sums == 0).to(gl.float32)
         if not any_greater_of_role(finite, gl.zeros_like(finite)):
             attend_again_to_rows(ctx, again)
 

@@ -40,8 +40,7 @@ def store_rows(ctx, state, sums: gl.constexpr):
 
 @gluon.jit
 def store_columns(ctx, factor, col: gl.constexpr):
-    """Columns `col` and on of O times `factor` [64]; zeros where there was no key tile. Returns
-    them."""
+    """Columns `col` and on of O times `factor` [64]; zeros where there was no key tile. Returns them."""
     block = ctx.memory.o.slice(col, STORE_COLUMNS)
     layout: gl.constexpr = block.get_reg_layout()
     rows = row_positions(ctx, gl.arange(0, ctx.config.BM, gl.SliceLayout(1, layout))[:, None])

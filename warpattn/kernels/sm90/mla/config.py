@@ -77,7 +77,7 @@ class MlaConfig(LatentSizes, StreamConfig):
     own_rope: bool = False  # whether rotary columns of queries are in a tensor of their own
     narrow_rope: bool = False  # whether those of keys have 8 bits, too
     recomputes: bool = False  # whether rows that owe NaN to a hidden latent are attended to again, see recompute.py
-    hides_in_loop: ClassVar[bool] = False
+    hides_in_loop: ClassVar[bool] = False  # whether the loop keeps hidden latents that are not finite out
     ctas: ClassVar[int] = 1  # on an SM
     swap_ab: ClassVar[bool] = False  # whether latents are the left operands of the products
     why: ClassVar[str] = ONCE
@@ -177,7 +177,8 @@ class SwapAbMlaConfig(MlaConfig):
     weights = property(lambda self: 1 if self.latents is None else self.dim_v // SCALED)  # tiles of them
     scale_bytes = property(lambda self: 0 if self.latents is None else 4 * self.weights * self.block_n)  # of a tile
 
-    hides_in_loop = property(lambda self: self.latents is None)  # latents that are not finite, from rows of a tile
+    hides_in_loop = property(lambda self: self.latents is None)
+
     @cached_property
     def topology(self) -> Topology:
         registers = DECODE_REGISTERS if self.warpgroups == 1 else BOTH

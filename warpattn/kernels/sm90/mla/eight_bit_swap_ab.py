@@ -266,7 +266,7 @@ def scaled_blocks(o, factors):
 
 @gluon.jit
 def finish_blocks(ctx, state, factor, lse, item):
-    """Write the output's blocks of an item times a factor [R]."""
+    """Write the output's blocks of an item times a factor [R], or attend again if a row owes NaN to a latent."""
     config: gl.constexpr = ctx.config
     if config.recomputes:
         marks = (state.o[0] + state.o[1] + state.o[2] + state.o[3]) * 0.0
@@ -280,7 +280,7 @@ def finish_blocks(ctx, state, factor, lse, item):
 
 @gluon.jit
 def write_blocks(ctx, state, factor, lse, item):
-    """The same as they are."""
+    """Write the output's blocks times a factor [R]."""
     for part in gl.static_range(BLOCKS):
         o = state.o[part] * (factor * gl.exp2(state.most[part] - state.m))[None, :]
         o = by_rows(o)

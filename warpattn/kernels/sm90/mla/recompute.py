@@ -123,11 +123,12 @@ def attend_keys(ctx, item, rows, state, i, part, half: gl.constexpr):
     """The state after `KEYS` keys of tile number `i` from its key `part` on."""
     config: gl.constexpr = ctx.config
     first = item.key_tile(i) * config.block_n + part
+    latent_rows, rotary_rows = rows_in_memory(ctx)
     latents = ()
     for each in gl.static_range(2):
-        latents += (key_columns(ctx, item, latent_rows(ctx), first, each * config.half, config.half, True),)
+        latents += (key_columns(ctx, item, latent_rows, first, each * config.half, config.half, True),)
     column: gl.constexpr = config.dim_v if config.latents is None else 0
-    rope = key_columns(ctx, item, rotary_rows(ctx), first, column, config.rope, config.narrow_rope)
+    rope = key_columns(ctx, item, rotary_rows, first, column, config.rope, config.narrow_rope)
     s = gl.sum(rows.latents[0] * latents[0], 2) + gl.sum(rows.latents[1] * latents[1], 2)
     s += gl.convert_layout(gl.sum(rows.rope * rope, 2), s.type.layout, assert_trivial=True)
     key = part + gl.arange(0, KEYS, gl.SliceLayout(0, s.type.layout))[None, :]
@@ -146,21 +147,12 @@ def attend_keys(ctx, item, rows, state, i, part, half: gl.constexpr):
 
 
 @gluon.jit
-def latent_rows(ctx):
-    """Latents as rows of memory."""
+def rows_in_memory(ctx):
+    """(latents, rotary parts) as rows of memory."""
     if ctx.config.gathers:
-        return ctx.keys.v
+        return ctx.keys.v, ctx.keys.k
     else:
-        return ctx.keys.k.latents
-
-
-@gluon.jit
-def rotary_rows(ctx):
-    """The same of rotary parts."""
-    if ctx.config.gathers:
-        return ctx.keys.k
-    else:
-        return ctx.keys.k.rope
+        return ctx.keys.k.latents, ctx.keys.k.rope
 
 
 @gluon.jit
