@@ -12,11 +12,9 @@ from warpattn.kernels.sm90.prefill.config import (
     SMEM_LIMIT,
     SM90Config,
     choose_config,
-    pad_dim,
-    split_dim,
 )
 from warpattn.kernels.sm90.prefill.recompute import recomputed_blocks
-from warpattn.kernels.sm90.widths import block_columns, value_blocks
+from warpattn.kernels.sm90.widths import block_columns, pad_dim, split_dim, split_values, value_blocks
 from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal, Full, SlidingWindow
@@ -37,6 +35,8 @@ CONFIGS = {
     "split": chosen(1, 256, 32768, 32, 8, 128, Causal()).config,
     **{f"products-d{dim}": products(dim) for dim in (64, 128, 256)},
 }
+# One of each way to pad a head dim or to cut it in parts.
+WIDTHS = (16, 48, 80, 96, 128, 144, 160, 176, 192, 208, 224, 256, 272, 288, 320, 384, 512)
 # Bytes of stack the compiler spills to, measured with Triton 3.9.0, outside of the loops over key tiles.
 STACK = {
     "d64-short": 0, "d64": 32, "d128": 0, "d256": 56, "d512": 112, "d192": 0, "d192/128": 0, "d80": 0, "in-turn": 64,
@@ -75,9 +75,21 @@ def wgmmas(config: SM90Config, shared: bool) -> int:
 
 @pytest.mark.parametrize("name", ["d128", "products-d128"])
 def test_no_other_product_waits_inside_a_loop(name: str) -> None:
+    products_overlap(CONFIGS[name])
+
+
+@pytest.mark.parametrize("dim", drawn(WIDTHS, [176]))
+@pytest.mark.parametrize("masked", drawn([True, False], [True]))
+def test_products_of_every_width_overlap(dim: int, masked: bool) -> None:
+    products_overlap(choose_config(BF16, dim, block_columns(dim), 8192, masked)[0])
+
+
+def products_overlap(config: SM90Config) -> None:
     """ptxas serialises products whose registers are touched while they run; then there is a wait for each of them."""
-    counts = opcode_counts(compiled(CONFIGS[name]).asm["cubin"])
-    assert counts["WARPGROUP"] <= (counts["HGMMA"] + counts["QGMMA"]) / 2
+    counts = opcode_counts(compiled(config).asm["cubin"], modifiers=True)
+    products = sum(n for name, n in counts.items() if name.startswith(("HGMMA", "QGMMA")))
+    waits = sum(n for name, n in counts.items() if name.startswith("WARPGROUP.DEPBAR"))
+    assert waits < products / 3
 
 
 @pytest.mark.parametrize("dim", range(8, 513, 8))
@@ -120,6 +132,14 @@ def test_parts_hold_a_head_dim(dim: int) -> None:
     assert dim <= sum(parts) <= pad_dim(dim)
     assert all(pad_dim(width) == width or width == 16 for width in parts)
     assert len(parts) == 1 or sum(parts) < dim + 16
+
+
+@pytest.mark.parametrize("dim", range(8, 257, 8))
+def test_one_part_of_values_at_most_is_narrow(dim: int) -> None:
+    parts = split_values(dim)
+    assert sum(width < 64 for width in parts) <= 1
+    assert dim <= sum(parts) <= pad_dim(dim) and all(pad_dim(width) == width or width == 16 for width in parts)
+    assert parts == {40: (64,), 48: (64,), 168: (128, 64), 176: (128, 64)}.get(dim, split_dim(dim)), dim
 
 
 def test_the_topology_counts_what_the_kernel_makes() -> None:

@@ -21,13 +21,23 @@ def split_dim(dim: int) -> tuple[int, ...]:
     """Widths of the parts of a head dim, powers of two that add up to it or to a little more: 192 is 128 and 64.
 
     One part up to 32 and from 49 to 64, where exponentials take longer than products, and where products over more
-    parts would not be faster: 112 columns in three took 1.06 times as long as 128, 48 in two 0.96 times as long as 64
-    (H200).
+    parts would not be faster: 112 columns in three took 1.06 times as long as 128 (H200).
     """
     whole = pad_dim(dim)
     columns = -(-dim // LEAST_PART) * LEAST_PART
     parts = tuple(width for width in (256, 128, 64, 32, LEAST_PART) if columns & width)
     return parts if whole >= 64 and columns < whole and len(parts) <= (2 if whole == 128 else 3) else (whole,)
+
+
+@cache
+def split_values(dim: int) -> tuple[int, ...]:
+    """Widths of the parts of values: at most one is below 64.
+
+    wgmma takes the weights from registers, as long for 16 or 32 columns as for 64 (bench/notes.md, 222), so 32 and 16
+    columns become 64: 48 columns take one product in place of two, 176 two in place of three.
+    """
+    parts = split_dim(dim)
+    return (*parts[:-2], 64) if parts[-2:] == (32, LEAST_PART) else parts
 
 
 @cache

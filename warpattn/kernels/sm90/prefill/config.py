@@ -13,7 +13,7 @@ from warpattn.kernels.topology import BARRIER_BYTES, Edge, Registers, Role, Sign
 from warpattn.problem.element import FP16, Element
 
 from ..operand_format import OperandFormat, WithOperands
-from ..widths import pad_dim, split_dim
+from ..widths import pad_dim, split_dim, split_values
 from .eight_bit.sizes import EightBitSizes
 
 CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma
@@ -139,7 +139,7 @@ class SM90Config(KeyTileSizes, EightBitSizes):
     def v_parts(self) -> tuple[int, ...]:
         """Columns of the parts of V and O. Beside a converting warpgroup the compiler has 128 registers for an
         instruction, too few for 256 columns."""
-        parts = (pad_dim(self.dim_v),) if self.products else split_dim(self.dim_v)
+        parts = (pad_dim(self.dim_v),) if self.products else split_values(self.dim_v)
         return (128, 128) if self.converts and parts == (256,) else parts
 
     @cached_property
@@ -147,8 +147,13 @@ class SM90Config(KeyTileSizes, EightBitSizes):
         """Columns of the parts of K and of V."""
         return self.qk_parts, self.v_parts
 
-    def padded(self, dim: int) -> int:
-        return pad_dim(dim) if self.products else sum(split_dim(dim))
+    @cached_property
+    def padded_qk(self) -> int:
+        return sum(self.qk_parts)
+
+    @cached_property
+    def padded_v(self) -> int:
+        return sum(self.v_parts)
 
     @cached_property
     def wide(self) -> int:
@@ -250,7 +255,7 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
 
     `masked`: the mask hides some keys, so tiles differ in length.
     """
-    qk, v = split_dim(dim_qk), split_dim(dim_v)
+    qk, v = split_dim(dim_qk), split_values(dim_v)
     wide, held = max(sum(qk), sum(v)), int(len(qk) > 1)
     operands = OperandFormat(element, dim_qk, dim_v)
     if sum(qk) > WIDE_QUERIES:
