@@ -68,7 +68,7 @@ SHAPES = list(product(["sm90", "sm100", "gfx942"], [1, 70]))
     ("arch", "rows", "name"),
     drawn(
         ((*x, name) for x, name in product(SHAPES, FLAT)),
-        [(*x, name) for x, name in each_once(SHAPES, [*FLAT])[1::2]],
+        [(*x, name) for x, name in each_once(SHAPES, [*FLAT])[1::4]],
     ),
 )
 def test_scores_of_fewer_dimensions(arch, rows, name):
@@ -86,7 +86,7 @@ def every_other(x: torch.Tensor) -> torch.Tensor:
 
 
 STRIDED = ["decode", "pages", "ragged", "ragged over pages"]
-KEPT = [("sm90", "decode"), ("sm100", "ragged"), ("gfx942", "pages"), ("gfx950", "ragged over pages")]
+KEPT = [("sm90", "decode"), ("gfx942", "pages"), ("gfx950", "ragged over pages")]
 
 
 @pytest.mark.parametrize(("arch", "kind"), drawn(product(ARCHS, STRIDED), KEPT))
@@ -106,6 +106,7 @@ def test_lengths_tables_and_offsets_of_any_strides(arch, kind):
     assert torch.equal(calls[kind](spread, every_other(cu_q)), calls[kind](kv, cu_q))
 
 
+@pytest.mark.full
 def test_gradients_of_head_dims_between_multiples_of_8():
     given = [normal(1, 24, 2, dim).requires_grad_() for dim in (20, 20, 33)]
     again = [x.detach().float().requires_grad_() for x in given]
