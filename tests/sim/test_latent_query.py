@@ -73,6 +73,7 @@ def test_over_latents_of_8_bits(arch):
     assert torch.equal(found, wanted) and wanted.any()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("arch", drawn(["sm90", "sm100", "gfx942"], ["sm90"]))
 def test_compiled_graphs_have_the_bits_of_other_calls(arch):
     torch.manual_seed(0)

@@ -102,6 +102,7 @@ def prompts(arch: str, q: Tensor, k: Tensor, v: Tensor, lengths: list[int]) -> t
     return out, lse
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("arch", drawn(ARCHS, ["sm90"]))
 def test_a_prompt_has_the_same_bits_in_every_batch(arch):
     """By heads of 192 and 128 columns, as engines attend for prompts of latent attention."""

@@ -41,8 +41,6 @@ EVERY = [(arch, name) for arch in ("sm90", "sm100") for name in [*CASES, *WIDE]]
 EVERY += [(arch, name) for arch in ("gfx942", "gfx950") for name in CASES]
 DRAWN = [
     ("sm90", "window"),
-    ("sm100", "holes"),
-    ("gfx942", "scattered"),
     ("gfx950", "causal"),
 ]
 

@@ -58,7 +58,7 @@ OF_BLACKWELL = {
 # with lengths, and its step of ragged queries over pages is that one and decode.
 DRAWN = {
     "sm90": ("prefill-320-264", "decode-512-32"),
-    "sm100": ("prefill-64-512", "pages-of-3", "decode-320-264"),
+    "sm100": ("prefill-64-512", "decode-320-264"),
 }
 ON = [("sm90", name) for name in CASES] + [("sm100", name) for name in CASES | OF_BLACKWELL]
 CASES |= OF_BLACKWELL

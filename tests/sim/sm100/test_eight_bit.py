@@ -105,6 +105,7 @@ def test_values(name):
         check(call, choice_of(call, two=False), schedule)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", drawn(TWO_TILES, ["two-tiles"]))
 def test_two_query_tiles(name):
     call = stored(name)

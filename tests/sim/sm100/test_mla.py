@@ -81,10 +81,10 @@ def check(case: Latent, parts: int = 1, **options: Any) -> Prepared:
     return ran
 
 
-DRAWN = ("mixed-causal-4", "copied")  # dense ones are below
+DRAWN = ("mixed-causal-4",)  # dense ones are below
 
 
-@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, DRAWN, SCHEDULES, each=3))
+@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, DRAWN, SCHEDULES, each=5))
 def test_right_and_without_findings(name, schedule, seed):
     check(CASES[name], schedule=schedule, seed=seed)
 
@@ -138,6 +138,7 @@ def test_the_same_bits_under_every_schedule():
     assert all(torch.equal(outs[0], out) for out in outs[1:])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("keys", "page"), drawn(product((70, 1100), (0, 64)), [(1100, 0)]))
 def test_public_calls(page, keys):
     """1100 keys are split, and without sinks and LSE for the kernel that makes the parts."""

@@ -72,11 +72,12 @@ def test_right_and_without_findings(name):
     assert all(torch.equal(outs[0], out) for out in outs[1:])
 
 
-@pytest.mark.parametrize("per", drawn(PER, [128, "tensor"]))
+@pytest.mark.parametrize("per", drawn(PER, [128]))
 def test_scales(per):
     check(Latent((70, 130), page=64, heads=24), per, 2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("per", drawn(["tensor", "token", None], ["token"]))
 def test_rotary_parts_of_8_bits(per):
     case = Latent((100, 33, 0), page=16, tokens=2, mask=Causal())

@@ -110,6 +110,7 @@ PARTS = [(name, parts) for name in ONE for parts in (1, 4)]
 KEPT = [("128", 1)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("part", "schedule", "seed"), in_turn(PARTS, KEPT, SCHEDULES, each=4), ids=str)
 def test_one_query_tile(part, schedule, seed):
     name, parts = part
@@ -150,6 +151,7 @@ TILES = [(name, two) for name in KINDS for two in (True, False)]  # two query ti
 TILES_DRAWN = [("decode-24", False)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("kind", "schedule", "seed"), in_turn(TILES, TILES_DRAWN, SCHEDULES, each=4), ids=str)
 def test_other_kinds_of_sequences(kind, schedule, seed):
     """Pages of no sequence, and what is past the end of one, are NaN."""

@@ -84,11 +84,13 @@ def test_ragged_queries_over_pages():
     assert error(found.float(), expected.float()) < TOLERANCE[torch.bfloat16]
 
 
+@pytest.mark.full
 def test_the_other_format():
     call = stored("keys-of-columns", E5M2)
     check(call, choice_of(call, two=False), "adversarial")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scale", drawn([-0.3, 0.0, 2.0**-120], [-0.3]))
 def test_softmax_scales(scale):
     """Below 0, 0, and one whose product with the keys' is no normal number."""
@@ -99,6 +101,7 @@ def test_softmax_scales(scale):
 FORMATS = [(E4M3, torch.float16), (E5M2, torch.bfloat16)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("stored_as", "dtype"), drawn(FORMATS, FORMATS[:1]))
 def test_every_number_of_the_format(stored_as, dtype):
     check_every_number(stored_as, dtype, heads=1)

@@ -118,7 +118,7 @@ CASES = {
     "ragged-window": Case(0, 0, lengths=((300, 300), (70, 70)), mask=SlidingWindow(70), score=SoftCap(3.0), limit=3.0),
 }
 # Every kind of config, mask and score occurs in one of these, or in a test below that runs a case in its own way.
-DRAWN = ("lse", "custom-score", "groups-by-head")
+DRAWN = ("lse", "groups-by-head")
 # Of 128 keys above head dim 128, whose attending warpgroups add dQ: a case, a schedule, and CTAs (0: one a key tile).
 ADDED = {
     "full": (Case(130, 300, dim=192, dim_v=128), "random", 1),
@@ -135,6 +135,7 @@ ADDED = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", drawn(ADDED, ["groups"]))
 def test_attending_warpgroups_add_dq(name):
     case, schedule, programs = ADDED[name]
@@ -174,7 +175,7 @@ def walked(case, monkeypatch):
     return [tile for _, tiles in sorted(numbers.items()) for tile in tiles[::2]]
 
 
-@pytest.mark.parametrize("lengths", [(), ((256, 256),)])
+@pytest.mark.parametrize("lengths", [pytest.param((), marks=pytest.mark.full), ((256, 256),)])
 def test_key_tiles_walk_the_heads_of_a_group_side_by_side_down_and_up_in_turn(lengths, monkeypatch):
     grouped = Case(256, 256, heads=4, heads_kv=2, mask=Causal(), section=1, lengths=lengths)
     down = [(h, row) for rows in ((192, 128, 64, 0), (192, 128)) for row in rows for h in (0, 1)]

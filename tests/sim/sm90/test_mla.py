@@ -41,10 +41,10 @@ def check(case: Latent, programs: int = 3, **options: object):
     return ran
 
 
-DRAWN = ("mixed-causal-4", "gathered")
+DRAWN = ("mixed-causal-4",)
 
 
-@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, DRAWN, SCHEDULES, each=3))
+@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, DRAWN, SCHEDULES, each=5))
 def test_right_and_without_findings(name, schedule, seed):
     check(CASES[name], schedule=schedule, seed=seed)
 
@@ -79,6 +79,7 @@ def test_nothing_visible():
     assert not ran.out.any() and torch.isneginf(ran.lse).all()
 
 
+@pytest.mark.full
 def test_the_same_bits_under_every_schedule():
     outs = [check(CASES["mixed-causal-4"], 5, schedule=schedule, seed=seed).out for schedule, seed in SCHEDULES]
     assert all(torch.equal(outs[0], out) for out in outs[1:])

@@ -113,6 +113,7 @@ def test_right_and_without_findings(name, schedule, seed):
     check(inputs(CASES[name]), schedule, seed)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("per", drawn(["head", "token"], ["token"]))
 def test_ragged_sequences(per):
     """Two sequences end to end, and the queries of a step over pages."""

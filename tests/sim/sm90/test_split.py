@@ -87,6 +87,7 @@ def test_right_and_without_findings(name: str, schedule: str, seed: int) -> None
     assert error(lse, expected_lse) < 1e-4
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", drawn(["head-dim-96", "head-dim-256"], ["head-dim-256"]))
 def test_a_part_is_attended_to_again_where_it_was_left(name: str) -> None:
     """A value that some rows see is NaN in every part's own output; the second part is the first with such a value."""

@@ -83,7 +83,7 @@ def test_values(case):
 
 
 @pytest.mark.parametrize(
-    ("case", "schedule", "seed"), in_turn(FEW, [RAGGED, FEW[2]], SCHEDULES, each=3), ids=lambda x: getattr(x, "name", x)
+    ("case", "schedule", "seed"), in_turn(FEW, [RAGGED], SCHEDULES, each=6), ids=lambda x: getattr(x, "name", x)
 )
 def test_every_schedule(case, schedule, seed):
     run_and_check(case, schedule=schedule, seed=seed)
