@@ -15,6 +15,8 @@ import ast
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 
+from tests.repo.rules import parsed
+
 ROOT = "warpattn"
 
 VALUES = {"inputs", "side_by_side", "errors", "language", "scores", "quantized", "sequences", "masks"}
@@ -80,7 +82,7 @@ def import_arrows(path: str, text: str) -> Iterator[str]:
     if source not in ALLOWED:
         yield f"{path} has no line in the import table of tests/repo/arrows.py; give its folder one"
         return
-    for line, module in imported(ast.parse(text), path):
+    for line, module in imported(parsed(text), path):
         target = folder(module)
         if target != source and target not in ALLOWED[source]:
             listed = ", ".join(sorted(ALLOWED[source])) or "nothing"

@@ -45,9 +45,13 @@ def missing(text: str, files: Iterable[str], root: Path) -> Iterator[str]:
             yield f"warpattn{found} is no module, and no name in one"
 
 
-def unknown(text: str, source: str) -> Iterator[str]:
-    """One sentence for every name in code that `source` does not have."""
-    words = set(re.findall(r"\w+", source))
+def words_of(source: str) -> set[str]:
+    """What a name in code may be."""
+    return set(re.findall(r"\w+", source))
+
+
+def unknown(text: str, words: set[str]) -> Iterator[str]:
+    """One sentence for every name in code that is none of `words`."""
     for found in dict.fromkeys(_NAME.findall(text)):
         parts = [part for part in found.split(".") if _OF_CODE.fullmatch(part)]
         yield from (f"{found}: no source has {part}" for part in parts if part not in words)

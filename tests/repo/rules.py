@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import PurePosixPath
 
 FILE_LINES = 400
@@ -71,9 +72,15 @@ def file_length(path: str, text: str) -> Iterator[str]:
         yield f"{path} has {lines} lines; at most {limit} (split it by what its parts are about)"
 
 
+@lru_cache(1)
+def parsed(text: str) -> ast.Module:
+    """The tree of the file that is checked; several checks in turn need it."""
+    return ast.parse(text)
+
+
 def functions(path: str, text: str) -> Iterator[str]:
     """Every function keeps to its number of lines (docstring not counted) and of parameters (self not counted)."""
-    for function in (node for node in ast.walk(ast.parse(text)) if isinstance(node, Function)):
+    for function in (node for node in ast.walk(parsed(text)) if isinstance(node, Function)):
         device = is_device(function)
         lines = code_lines(function)
         limit = DEVICE_LINES if device else HOST_LINES
@@ -88,7 +95,7 @@ def functions(path: str, text: str) -> Iterator[str]:
 
 def config_fields(path: str, text: str) -> Iterator[str]:
     """A configuration has at most 12 fields of its own; those that belong together are one value."""
-    for node in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)):
+    for node in (node for node in ast.walk(parsed(text)) if isinstance(node, ast.ClassDef)):
         count = sum(isinstance(statement, ast.AnnAssign) for statement in node.body)
         if node.name.endswith("Config") and count > CONFIG_FIELDS:
             yield f"{path}:{node.lineno} {node.name} has {count} fields; at most {CONFIG_FIELDS}"
@@ -96,7 +103,7 @@ def config_fields(path: str, text: str) -> Iterator[str]:
 
 def module_docstring(path: str, text: str) -> Iterator[str]:
     """Every module says what it is and why."""
-    if len(ast.get_docstring(ast.parse(text)) or "") < 20:
+    if len(ast.get_docstring(parsed(text)) or "") < 20:
         yield f"{path} has no module docstring saying what it is for"
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import warpattn
-from tests.repo.names import absent, missing, spelled_out, unknown
+from tests.repo.names import absent, missing, spelled_out, unknown, words_of
 from tests.repo.test_repository import FILES, ROOT
 
 # The changelog says what has moved, and notes name options and files of their time.
@@ -24,13 +24,13 @@ OTHERS |= {"flat_", "v_permlane"}  # beginnings of AMD's instructions
 
 
 @pytest.fixture(scope="module")
-def source() -> str:
-    return "\n".join((ROOT / name).read_text() for name in SOURCES) + " ".join(OTHERS)
+def words() -> set[str]:
+    return words_of("\n".join((ROOT / name).read_text() for name in SOURCES)) | OTHERS
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_names_in_code_occur_in_code(name, source):
-    found = list(unknown((ROOT / name).read_text(), source))
+def test_names_in_code_occur_in_code(name, words):
+    found = list(unknown((ROOT / name).read_text(), words))
     assert not found, "\n".join(["", *found])
 
 
@@ -50,9 +50,9 @@ def test_names_that_do_not_resolve_are_seen():
 
 
 def test_names_in_code():
-    source = "def keep_it(): return DecodePlan"
-    assert not list(unknown("`keep_it(x)` makes a `DecodePlan` of words like `keep`", source))
-    assert list(unknown("`drop_it`, `PrefillPlan`", source)) == [
+    words = words_of("def keep_it(): return DecodePlan")
+    assert not list(unknown("`keep_it(x)` makes a `DecodePlan` of words like `keep`", words))
+    assert list(unknown("`drop_it`, `PrefillPlan`", words)) == [
         "drop_it: no source has drop_it",
         "PrefillPlan: no source has PrefillPlan",
     ]

@@ -6,9 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.repo import arrows, rules
+from warpattn.runtime.kernel_cache import triton_version
 
 ROOT = Path(__file__).parents[2]
 SIZE_LIMIT = 8 * 2**20  # bytes in all tracked files
@@ -77,13 +76,11 @@ COMPILES = re.compile("simulat|gluon|docs.figures", re.IGNORECASE)  # what a pag
 MARKDOWN = [path for path in FILES if path.endswith(".md") and rules.python_blocks((ROOT / path).read_text())]
 
 
-@pytest.mark.parametrize(
-    "check",
-    [rules.file_length, rules.functions, rules.config_fields, rules.module_docstring, arrows.import_arrows],
-    ids=lambda f: f.__name__,
-)
-def test_python_files(check):
-    broken = [sentence for path in PYTHON for sentence in check(path, (ROOT / path).read_text())]
+def test_python_files():
+    """A file meets all checks, then the next one, so that it is parsed once."""
+    checks = (rules.file_length, rules.functions, rules.config_fields, rules.module_docstring, arrows.import_arrows)
+    texts = ((path, (ROOT / path).read_text()) for path in PYTHON)
+    broken = [sentence for path, text in texts for check in checks for sentence in check(path, text)]
     assert not broken, "\n".join(["", *broken])
 
 
@@ -151,12 +148,10 @@ def test_hiding_from_ruff_is_seen(tmp_path):
     assert outside_ruff(tmp_path) == {"hidden/a.py"}
 
 
-@pytest.mark.parametrize("compiles", [False, True])
-def test_markdown_code_runs(compiles):
-    if compiles:
-        pytest.importorskip("triton")
-    pages = [ROOT / path for path in MARKDOWN]
-    chosen = [path for path in pages if bool(COMPILES.search(path.read_text())) == compiles]
+def test_markdown_code_runs():
+    """Without Triton 3.9, that of pages that need none."""
+    compiles = triton_version().startswith("3.9.")
+    chosen = [ROOT / path for path in MARKDOWN if compiles or not COMPILES.search((ROOT / path).read_text())]
     failed = run_markdown(chosen)
     assert chosen and not failed, "\n".join(["", *failed.values()])
 

@@ -131,7 +131,7 @@ def wrong(arch: str, call: Drawn, poison: float) -> str:
 
 
 CALLS = [(arch, seed) for arch, seeds in SEEDS.items() for seed in seeds]
-KEPT = [("sm90", "causal"), ("sm100", "causal"), ("sm100", "scattered"), ("gfx950", 14), ("gfx950", "scattered")]
+KEPT = [("sm90", "causal"), ("gfx950", 14)]
 
 
 @pytest.mark.parametrize(("arch", "seed"), drawn(CALLS, KEPT))

@@ -26,7 +26,7 @@ CASES = [
 ARCHS = ["sm90", "sm100", "gfx942", "gfx950"]
 WIDE = replace(BASE, dim=192, dim_v=128, mask="window", score="softcap", sinks=True)
 PAIRS = [*product(ARCHS, CASES), ("sm90", WIDE), ("sm100", WIDE)]
-DRAWN = [("sm100", WIDE), ("gfx942", CASES[0]), ("gfx942", CASES[2]), ("gfx950", CASES[1])]
+DRAWN = [("gfx942", CASES[2]), ("gfx950", CASES[1])]
 
 
 @pytest.mark.parametrize(("arch", "case"), drawn(PAIRS, DRAWN), ids=lambda x: getattr(x, "name", x))
@@ -55,7 +55,7 @@ def test_hidden_keys_and_values_reach_no_gradient(arch, case):
     check_gradients(inputs, taken(spoiled, attend(spoiled, f"simulate:{arch}"), dout, dlse), dout, dlse)
 
 
-@pytest.mark.parametrize("arch", drawn(ARCHS, ["sm90", "gfx942"]))
+@pytest.mark.parametrize("arch", drawn(ARCHS, ["gfx942"]))
 def test_a_score_of_each_sequence(arch):
     """A CTA goes from the key tiles of one sequence to those of the next one."""
     q, k, v = (torch.randn(2, n, 2, 64).bfloat16() for n in (17, 140, 140))

@@ -124,6 +124,7 @@ def test_masks_of_flashinfers_batches(arch):
             check(q[None, mine], k[None, chosen], v[None, chosen], out[None, mine], mask=own)
 
 
+@pytest.mark.full
 def test_latent_attention_of_flashinfer(monkeypatch):
     """Queries in two tensors, a cache whose parts are views of one buffer, pages in lists, an LSE in base 2."""
     flashinfer = importlib.import_module("warpattn.integrations.flashinfer")

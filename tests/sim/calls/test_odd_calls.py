@@ -29,8 +29,7 @@ ODD = [(40, 20, 20), (1, 59, 59), (40, 12, 33), (1, 1, 7)]
 @pytest.mark.parametrize(
     ("arch", "rows", "dim", "dim_v"),
     drawn([(arch, *odd) for arch in ARCHS for odd in ODD],
-          [("sm90", *ODD[0]), ("sm90", *ODD[3]), ("sm100", *ODD[1]), ("sm100", *ODD[2]), ("gfx942", *ODD[2]),
-           ("gfx942", *ODD[3]), ("gfx950", *ODD[1])]),
+          [("sm90", *ODD[3]), ("gfx942", *ODD[2]), ("gfx950", *ODD[1])]),
 )  # fmt: skip
 def test_head_dims_between_multiples_of_8(arch, rows, dim, dim_v):
     q, k, v = normal(1, rows, 4, dim), normal(1, 50, 2, dim), normal(1, 50, 2, dim_v)
@@ -68,7 +67,7 @@ SHAPES = list(product(["sm90", "sm100", "gfx942"], [1, 70]))
     ("arch", "rows", "name"),
     drawn(
         ((*x, name) for x, name in product(SHAPES, FLAT)),
-        [(*x, name) for x, name in each_once(SHAPES, [*FLAT])[1::2]],
+        [(*x, name) for x, name in each_once(SHAPES, [*FLAT])[1::4]],
     ),
 )
 def test_scores_of_fewer_dimensions(arch, rows, name):
@@ -86,7 +85,7 @@ def every_other(x: torch.Tensor) -> torch.Tensor:
 
 
 STRIDED = ["decode", "pages", "ragged", "ragged over pages"]
-KEPT = [("sm90", "decode"), ("sm100", "ragged"), ("gfx942", "pages"), ("gfx950", "ragged over pages")]
+KEPT = [("sm90", "decode"), ("gfx942", "pages"), ("gfx950", "ragged over pages")]
 
 
 @pytest.mark.parametrize(("arch", "kind"), drawn(product(ARCHS, STRIDED), KEPT))
@@ -106,6 +105,7 @@ def test_lengths_tables_and_offsets_of_any_strides(arch, kind):
     assert torch.equal(calls[kind](spread, every_other(cu_q)), calls[kind](kv, cu_q))
 
 
+@pytest.mark.full
 def test_gradients_of_head_dims_between_multiples_of_8():
     given = [normal(1, 24, 2, dim).requires_grad_() for dim in (20, 20, 33)]
     again = [x.detach().float().requires_grad_() for x in given]

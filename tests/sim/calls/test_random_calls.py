@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow
 
 SEEDS = 60
 # No row sees a key of a page, on each maker's cards.
-KEPT = [("sm100", 7), ("gfx942", 7), ("gfx942", 33)]
-KEPT += [("sm100", 4), ("sm90", 19), ("sm100", 46), ("gfx942", 43)]  # latents; products of 8 bits; scales of columns
+KEPT = [("gfx942", 7), ("gfx942", 33)]
+KEPT += [("sm100", 4), ("sm90", 19), ("gfx942", 43)]  # latents; products of 8 bits; scales of columns
 CASES = drawn(((arch, seed) for arch in LIMITS for seed in range(SEEDS)), KEPT)
 
 

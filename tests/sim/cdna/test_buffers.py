@@ -21,7 +21,7 @@ both = pytest.mark.parametrize("arch", ARCHS)
 
 MASKS = {"full": Full(), "causal": Causal()}
 KERNELS = [(arch, kind, mask) for arch in ARCHS for kind in KINDS for mask in MASKS]
-DRAWN = KERNELS[1:6:2] + KERNELS[6::2]  # causal on the one, full on the other
+DRAWN = KERNELS[1:4:2] + KERNELS[10::2]  # causal on the one, full on the other
 
 
 @pytest.mark.parametrize(("kernel", "schedule"), in_turn(KERNELS, DRAWN, [(name,) for name in SCHEDULES]), ids=str)
@@ -31,7 +31,7 @@ def test_values_under_every_schedule(kernel, schedule):
     check(call, arch, prefill_choice(call, arch, kind), schedule=schedule)
 
 
-@pytest.mark.parametrize(("slots", "arch"), drawn(product((2, 3, 4), ARCHS), each_once((2, 3, 4), ARCHS)))
+@pytest.mark.parametrize(("slots", "arch"), drawn(product((2, 3, 4), ARCHS), each_once((3,), ARCHS[1:])))
 def test_more_slots_load_further_ahead(arch, slots):
     call = Case(40, 300, dim=64, mask=Causal()).call()
     check(call, arch, prefill_choice(call, arch, "ring", slots=slots), schedule="adversarial")
@@ -40,7 +40,7 @@ def test_more_slots_load_further_ahead(arch, slots):
 STRIPS = list(product(("registers", "lds"), (16, 64), ARCHS))
 
 
-@pytest.mark.parametrize(("kind", "strip", "arch"), drawn(STRIPS, [*STRIPS[:4:3], *STRIPS[5:7]]))
+@pytest.mark.parametrize(("kind", "strip", "arch"), drawn(STRIPS, [STRIPS[0], STRIPS[7]]))
 def test_strips_of_any_width(arch, kind, strip):
     call = Case(40, 130, dim=64).call()
     check(call, arch, prefill_choice(call, arch, kind, k_strip=strip))

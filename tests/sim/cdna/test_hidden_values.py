@@ -56,8 +56,7 @@ def launches(name: str, arch: str) -> tuple[Inputs, tuple[Launch, ...], tuple[Te
     return x, launches_of_choice(ready, operands, call.sequence, decode_choice(call, arch, parts)), (out, lse)
 
 
-SOME = [("prefill, 160", "gfx942"), ("decode in parts", "gfx950"), ("latents in parts", "gfx942"),
-        ("8-bit latents", "gfx950")]  # fmt: skip
+SOME = [("prefill, 160", "gfx942"), ("decode in parts", "gfx950")]
 IN_TURN = in_turn(product(CASES, ARCHS), SOME, [(name,) for name in SCHEDULES])
 
 

@@ -87,7 +87,7 @@ COPYING = {
     "three slots gfx950": lambda: dense("gfx950", "ring", slots=3),
 }
 # Each kind of buffer, sequence and step.
-DRAWN = ("lds gfx942", "ring gfx950", "ragged", "pages of 16", "padded pages", "decode in parts", "three slots gfx942")
+DRAWN = ("lds gfx942", "ring gfx950", "padded pages", "decode in parts")
 SILENT = {
     "registers": lambda arch: dense(arch, "registers"),
     "combine": lambda arch: Bench(DECODE.call(), arch, decode_choice(DECODE.call(), arch, 2), number=1),

@@ -24,7 +24,7 @@ CASES = {name: replace(case, arch="sm100") for name, case in EVERY.items()} | {
     "score-128-fp16": replace(EVERY["alibi"], dim=128, dtype=torch.float16, mask=Causal(), arch="sm100"),
 }  # fmt: skip
 # With the tests below: all tiles of keys and queries, every kind of mask and score, layouts and orders of addition.
-DRAWN = ("odd-dims", "alibi", "ragged-cross", "dim-256-lse")
+DRAWN = ("ragged-cross",)
 
 
 @pytest.mark.parametrize("name", drawn(CASES, DRAWN))
@@ -35,11 +35,12 @@ def test_right_and_without_findings(name):
 WAYS = ("groups", "soft-cap", "dim-256", "dims-192-128")
 
 
-@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(WAYS, ("groups", "dims-192-128"), SCHEDULES, each=3))
+@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(WAYS, ("dims-192-128",), SCHEDULES, each=6))
 def test_every_schedule(name, schedule, seed):
     check_right(CASES[name], schedule=schedule, seed=seed)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", drawn(["deterministic-full", "dim-192-deterministic"], ["deterministic-full"]))
 def test_deterministic_gradients_have_the_same_bits_in_every_schedule(name):
     found = [simulated(CASES[name], schedule=schedule, seed=seed)[2] for schedule, seed in (("lazy", 0), ("random", 3))]

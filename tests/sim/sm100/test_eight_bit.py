@@ -105,6 +105,7 @@ def test_values(name):
         check(call, choice_of(call, two=False), schedule)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", drawn(TWO_TILES, ["two-tiles"]))
 def test_two_query_tiles(name):
     call = stored(name)
@@ -132,6 +133,7 @@ CASES |= {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", drawn(SCALED, ["decode"]))
 def test_scales_of_tokens_and_of_columns(name):
     """Under every schedule."""
@@ -147,6 +149,7 @@ def test_scales_with_two_query_tiles(name):
         check(call, choice_of(call, two=True), schedule)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("per", drawn(["token", 64], [64]))
 def test_scales_of_nobody(per):
     """Scales of pages that no sequence has, and of rows past the end, are NaN."""
@@ -161,6 +164,7 @@ def test_scales_of_nobody(per):
     torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("per", drawn(["token", 64], ["token"]))
 def test_scales_of_values_that_no_row_sees(per):
     """Behind the last key that any row of a query tile sees, bytes and scales may be anything."""
@@ -173,6 +177,7 @@ def test_scales_of_values_that_no_row_sees(per):
     torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("operand", ["k_scale", "v_scale"])
 def test_a_wrong_scale_is_seen(operand):
     """The tolerance is no wider than a tenth of the scale of a block of columns."""
@@ -185,11 +190,13 @@ def test_a_wrong_scale_is_seen(operand):
     assert error(found, expected) > TOLERANCE[torch.bfloat16]
 
 
+@pytest.mark.full
 def test_the_other_format():
     call = stored("decode", E5M2)
     check(call, choice_of(call, two=False), "adversarial")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0**-120])
 def test_softmax_scales(scale):
     """Below 0, 0, and one whose product with the keys' is no normal number."""
@@ -211,6 +218,7 @@ def check_every_number(stored_as: torch.dtype, dtype: torch.dtype, heads: int) -
     assert torch.equal(found.float()[special].isnan(), v.float()[special].isnan())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("stored_as", "dtype"), drawn(FORMATS, [FORMATS[0]]))
 def test_every_number_of_the_format(stored_as, dtype):
     check_every_number(stored_as, dtype, heads=2)

@@ -71,6 +71,7 @@ def test_right_and_without_findings(name):
         check(call, choice, schedule)
 
 
+@pytest.mark.full
 def test_ragged_queries_over_pages():
     call = stored("decode", per=("token", 64))
     kv, seq = call.sequence, Ragged(torch.tensor([0, 20, 20, 23]).int(), max_q=20)
@@ -83,11 +84,13 @@ def test_ragged_queries_over_pages():
     assert error(found.float(), expected.float()) < TOLERANCE[torch.bfloat16]
 
 
+@pytest.mark.full
 def test_the_other_format():
     call = stored("keys-of-columns", E5M2)
     check(call, choice_of(call, two=False), "adversarial")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scale", drawn([-0.3, 0.0, 2.0**-120], [-0.3]))
 def test_softmax_scales(scale):
     """Below 0, 0, and one whose product with the keys' is no normal number."""
@@ -98,11 +101,13 @@ def test_softmax_scales(scale):
 FORMATS = [(E4M3, torch.float16), (E5M2, torch.bfloat16)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("stored_as", "dtype"), drawn(FORMATS, FORMATS[:1]))
 def test_every_number_of_the_format(stored_as, dtype):
     check_every_number(stored_as, dtype, heads=1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("per", drawn(["token", 64], [64]))
 def test_scales_and_values_of_nobody(per):
     """Behind the last key that a row sees, on pages of nobody and past the end, bytes and scales may be anything."""
@@ -124,6 +129,7 @@ def test_scales_and_values_of_nobody(per):
     torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("operand", ["k_scale", "v_scale"])
 def test_a_wrong_scale_is_seen(operand):
     """The tolerance is no wider than three tenths of the scale of one of four blocks of columns."""

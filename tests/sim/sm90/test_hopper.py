@@ -1,5 +1,7 @@
 """TMA boxes of every rank, views of shared memory, maps and inline assembly, against NumPy."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -7,17 +9,18 @@ pytest.importorskip("triton")
 
 from triton.experimental.gluon import language as gl
 
+from tests.drawn import drawn, each_once
 from tests.sim.builds import poison, run
 from tests.sim.machine.kernels import gluon as kernels
 from warpattn.sim import SimulationError, TensorDescriptor, elementwise
 
 RNG = np.random.default_rng(0)
+DTYPES = (np.float16, np.int32)
 SHAPES = {1: (50,), 2: (20, 50), 3: (2, 20, 50), 4: (2, 20, 1, 50), 5: (1, 2, 20, 1, 50)}
 BOXES = {1: (32,), 2: (16, 32), 3: (2, 16, 32), 4: (2, 16, 1, 32), 5: (1, 2, 16, 1, 32)}
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.int32])
-@pytest.mark.parametrize("rank", SHAPES)
+@pytest.mark.parametrize(("rank", "dtype"), drawn(product(SHAPES, DTYPES), each_once(list(SHAPES), DTYPES)))
 @pytest.mark.parametrize("corner", [(0, 0), (16, 32), (-4, -8), (100, 0)])
 def test_boxes_are_clipped_and_filled_with_zeros(rank, dtype, corner):
     x = RNG.integers(-9, 9, SHAPES[rank]).astype(dtype)

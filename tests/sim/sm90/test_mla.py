@@ -41,40 +41,45 @@ def check(case: Latent, programs: int = 3, **options: object):
     return ran
 
 
-DRAWN = ("mixed-causal-4", "soft-cap-fp16", "gathered")
+DRAWN = ("mixed-causal-4",)
 
 
-@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, DRAWN, SCHEDULES))
+@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, DRAWN, SCHEDULES, each=5))
 def test_right_and_without_findings(name, schedule, seed):
     check(CASES[name], schedule=schedule, seed=seed)
 
 
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 65, 1000])
-@pytest.mark.parametrize("page", [0, 64])
+@pytest.mark.parametrize("page", drawn([0, 64], [64]))
 def test_lengths(page, length):
     check(Latent((length,), page=page), 4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("tokens", drawn([1, 2, 3, 4], [3]))
 def test_tokens_that_fill_a_tile_or_more(tokens):
     check(Latent((65, 90), page=64, heads=24, tokens=tokens, mask=Causal()))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("page", drawn([1, 16, 48, 128], [48]))
 def test_pages(page):
     check(Latent((130, 0, 40), page=page, tokens=2, mask=Causal()))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("programs", [1, 5, 12])
 def test_any_number_of_programs(programs):
     check(Latent((400, 70, 3), page=64, heads=80), programs, schedule="random", seed=programs)
 
 
+@pytest.mark.full
 def test_nothing_visible():
     ran = check(Latent((100, 0), page=64, mask=CustomMask(lambda b, h, q, k: k < 0)))
     assert not ran.out.any() and torch.isneginf(ran.lse).all()
 
 
+@pytest.mark.full
 def test_the_same_bits_under_every_schedule():
     outs = [check(CASES["mixed-causal-4"], 5, schedule=schedule, seed=seed).out for schedule, seed in SCHEDULES]
     assert all(torch.equal(outs[0], out) for out in outs[1:])
@@ -89,6 +94,7 @@ def test_batch_invariance():
     assert torch.equal(bits.out[0], many.out[0]) and torch.equal(bits.lse[0], many.lse[0])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("page", drawn([0, 64], [64]))
 def test_public_calls(page):
     case = Latent((70, 70), page=page, tokens=2, mask=Causal(), sinks=True)

@@ -126,6 +126,7 @@ def test_scales(per):
     check(Latent((70, 130), page=64, heads=24), per)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("per", drawn(["tensor", "token", None], ["token"]))
 def test_rotary_parts_of_8_bits(per):
     case = Latent((100, 33, 0), page=16, tokens=2, mask=Causal())
@@ -139,11 +140,13 @@ def test_lengths(length):
     check(Latent((length,), page=64), programs=4)
 
 
+@pytest.mark.full
 def test_the_same_bits_under_every_schedule():
     outs = [check(CASES["mixed-causal-4"], programs=5, schedule=name, seed=seed) for name, seed in SCHEDULES]
     assert all(torch.equal(outs[0], out) for out in outs[1:])
 
 
+@pytest.mark.full
 def test_public_calls_and_bytes():
     """Twice by the public call, values of e5m2, and a plan's problem; NaN past the end of each sequence."""
     case = Latent((70, 33), page=64, tokens=2, heads=16, mask=Causal())

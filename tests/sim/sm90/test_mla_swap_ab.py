@@ -33,18 +33,19 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "schedule", "seed"), in_turn(CASES, ("last-cta", "gathered"), SCHEDULES, each=3)
+    ("name", "schedule", "seed"), in_turn(CASES, ("gathered",), SCHEDULES, each=5)
 )
 def test_right_and_without_findings(name, schedule, seed):
     assert not check(CASES[name], schedule=schedule, seed=seed).tickets.any()
 
 
-@pytest.mark.parametrize("page", [0, 64])
+@pytest.mark.parametrize("page", drawn([0, 64], [64]))
 @pytest.mark.parametrize("length", drawn([1, 63, 64, 65, 128, 129, 1000], [1, 64, 65, 1000]))
 def test_lengths(page, length):
     check(Latent((length,), page=page, swap_ab=True), 4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("page", drawn([1, 8, 16, 48, 128], [48]))
 def test_pages(page):
     check(Latent((130, 0, 40), page=page, tokens=2, heads=7, mask=Causal(), swap_ab=True))
@@ -57,6 +58,7 @@ def test_any_number_of_programs(programs):
     check(replace(case, config=(LAST_CTA,)), programs, schedule="random", seed=programs)
 
 
+@pytest.mark.full
 def test_nothing_visible():
     hidden = CustomMask(lambda b, h, q, k: k < 0)
     ran = check(Latent((100, 0), page=64, mask=hidden, swap_ab=True))

@@ -37,6 +37,7 @@ def test_right_and_without_findings(name, schedule, seed):
     check(CASES[name], schedule=schedule, seed=seed)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("per", drawn(PER, [None]))
 def test_scales(per):
     check(Latent((70, 130), page=64, heads=12, swap_ab=True), per)
@@ -53,6 +54,7 @@ def test_scales_far_apart(monkeypatch, power):
         assert (one - want).abs().max() < 2e-2 * want.abs().max()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("per", drawn(["tensor", "token", None], ["token"]))
 def test_rotary_parts_of_8_bits(per):
     case = Latent((100, 33, 0), page=16, tokens=2, heads=8, mask=Causal(), swap_ab=True)

@@ -74,6 +74,7 @@ def test_ragged_sequences(per):
     assert (out[:200].float() - exact[:200]).norm() <= RELATIVE * exact[:200].norm()
 
 
+@pytest.mark.full
 def test_references_that_have_to_move():
     """Scores that grow by hundreds from tile to tile, and rows of equal ones."""
     case = CASES["128"]

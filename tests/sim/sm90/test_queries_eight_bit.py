@@ -95,7 +95,7 @@ def attended(case: Case, backend: str, dtype: torch.dtype) -> tuple[torch.Tensor
     return call(q, first, *others, **tail)
 
 
-DRAWN = ("decode-tokens", "prefill-tokens", "dense-rows")
+DRAWN = ("decode-tokens",)
 
 
 @pytest.mark.parametrize("name", drawn(CASES, DRAWN))
@@ -131,6 +131,7 @@ def test_which_are_multiplied_as_they_are(given, fits):
     assert multiplies_bytes(validate(Call(q.values, k, v, sequence)).problem) == fits
 
 
+@pytest.mark.full
 def test_shared_pages_change_nothing():
     """Their scales belong to the queries as they are, which the promise would regroup."""
     q, kv, _ = made(Case(2, per=("token", "head", "head")))

@@ -52,7 +52,7 @@ ENDS = [None, wa.Causal()], [1, 700, 2048, 2049, 100_000]
 
 
 @pytest.mark.parametrize(
-    ("mask", "seq"), drawn(product(*ENDS), [case for case in each_once(*ENDS) if case[1] != 2049])
+    ("mask", "seq"), drawn(product(*ENDS), each_once(*ENDS)[1:3])
 )
 def test_every_head_dim_fits_the_machine(mask, seq):
     base = problem(mask, seq_q=seq, seq_k=seq)

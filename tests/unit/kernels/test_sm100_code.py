@@ -86,6 +86,7 @@ MODIFIERS: dict[str, tuple[Mask, Score | None]] = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", drawn(MODIFIERS, ["materialized-and-bias"]))
 def test_masks_and_scores_that_load_are_not_spilled(name: str) -> None:
     kernel = compile_prefill(*CASES["d128"], modifiers=MODIFIERS[name], rows=(8, 8))
@@ -182,7 +183,8 @@ def check_spills(cubin: bytes, bound: tuple[int, int, int]) -> None:
     assert loops and not any(map(spills, loops))
 
 
-@pytest.mark.parametrize("name", drawn(WIDE, ["512-split", "256"]))
+@pytest.mark.full
+@pytest.mark.parametrize("name", drawn(WIDE, ["512-split"]))
 def test_wide_heads(name: str) -> None:
     dim_qk, dim_v, kind, parts, page = WIDE[name]
     rows, keys = (128, 64) if max(dim_qk, dim_v) <= 256 else (64, 32)

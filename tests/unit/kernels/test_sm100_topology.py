@@ -52,7 +52,7 @@ PREFILL = {
     "pair": (replace(TWO, pair_cta=True), "dense"),
 }
 # With these, the kernels have every kind of ring, sequence and format once, and keys in parts.
-DRAWN = ("2q-two-rings", "1q-split", "1q-8-bits", "2q-products-64", "pair", "mla", "wide-512", "wide-8-bits")
+DRAWN = ("2q-products-64", "pair", "mla", "wide-8-bits")
 WIDE_256 = WideConfig(BF16, 256, 192, 128, 64)
 WIDE = {
     "wide-256": WIDE_256,

@@ -56,7 +56,7 @@ CONFIGS = {
     "pdl": replace(choose_tiles(BF16, 128, 128, rows=4), **DENSE, **PDL),
     "pdl-paged": replace(choose_tiles(BF16, 128, 128, 16, rows=4), **PAGED, **PDL),
 }
-DRAWN = ("d128-64-rows", "pdl-paged", "d128-columns")
+DRAWN = ("pdl-paged",)
 # Bytes of stack that the compiler spills to, Triton 3.9.0: a number that an item needs once.
 STACK = {"d256": 8}
 

@@ -109,8 +109,9 @@ def by_tma(edge: Edge, config: Any) -> bool:
 
 # Every kernel, and kind of ring and of copying; the others are these with other sizes.
 LEFT_OUT = (
-    "prefill, two warpgroups", "prefill, one query tile", "prefill, ragged", "prefill, pages", "decode, gathered",
-    "latent", "latent, gathered",
+    "prefill, two warpgroups", "prefill, one query tile", "prefill, ragged", "prefill, pages",
+    "prefill, pages copied row by row", "prefill, pages of 8 bits", "decode, swap-AB", "decode, 64 rows",
+    "decode, gathered", "latent", "latent, pages", "latent, gathered", "latent, 8 bits",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("triton")
 
 from docs.figures.timelines import cdna
+from tests.drawn import drawn
 from tests.unit.machine_code.gcn_builds import ARCHS, attention, by_hand, ring
 from warpattn.machine_code.gcn import check_copies, copies
 
@@ -62,7 +63,7 @@ def prefill(kind: str, arch: str) -> str:
     return cdna.compiled(cdna.step_of(kind, arch)).asm["amdgcn"]
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", drawn(ARCHS, ["gfx950"]))
 @pytest.mark.parametrize(("kind", "pattern"), [("lds", r"s_waitcnt vmcnt\(0\)"), ("ring", r"s_waitcnt vmcnt\([1-9]")])
 def test_the_shipped_prefill(arch, kind, pattern):
     """Right as it is; with one slot, one of the waits is for Q alone, with two the vmcnt(0) are for Q and the end, when
@@ -73,7 +74,7 @@ def test_the_shipped_prefill(arch, kind, pattern):
     assert sorted(map(sorted, found)) == {"lds": [[], *[["not awaited"]] * 6], "ring": [["not awaited"]] * 2}[kind]
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", drawn(ARCHS, ["gfx950"]))
 def test_barriers_of_the_shipped_prefill(arch):
     """With two slots one barrier makes V visible, another K and ends the reads of the slots that are filled next."""
     text = prefill("ring", arch)
@@ -81,7 +82,7 @@ def test_barriers_of_the_shipped_prefill(arch):
     assert sorted(map(sorted, found)) == [[], ["no barrier"], ["no barrier", "overwritten"]]
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("arch", drawn(ARCHS, ["gfx950"]))
 def test_stores_to_lds_of_the_shipped_prefill(arch):
     """Through registers: every barrier in the loop orders the stores of a strip and the reads of another wave."""
     text = prefill("registers", arch)

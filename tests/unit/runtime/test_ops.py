@@ -34,9 +34,7 @@ def close(found, expected) -> None:  # type: ignore[no-untyped-def]
 
 
 # Each kind of saying a mask once; the others are these with other numbers, or two of them at a time.
-DRAWN = (
-    "none", "padding", "window", "prefix-each", "dense-mask", "custom", "causal-added", "causal-or-prefix",
-)  # fmt: skip
+DRAWN = ("none", "padding", "custom", "causal-added")
 
 
 @pytest.mark.parametrize("name", drawn(MASKS, DRAWN))
@@ -47,7 +45,7 @@ def test_masks_from_outside(name):
         close(fn(q), wa.attention(q, K, V, mask=mask) + 1)
 
 
-@pytest.mark.parametrize("name", drawn(SCORES, ["none", "custom", "bias-keys", "alibi-slopes", "softcap-alibi"]))
+@pytest.mark.parametrize("name", drawn(SCORES, ["custom", "alibi-slopes"]))
 def test_scores_from_outside(name):
     score = SCORES[name](Maker(CASE, "cpu"))
     fn = compiled(lambda q: wa.attention(q, K, V, score=score, mask=wa.Causal(), return_lse=True))
@@ -79,9 +77,10 @@ INSIDE = {
     "transposed": lambda q: wa.attention(q.transpose(1, 2).contiguous().transpose(1, 2), K, V),
     "twice": lambda q: wa.attention(wa.attention(q, K, K), K, V, mask=wa.Causal()),
 }
+INSIDE_DRAWN = ("padding", "documents", "scores", "sinks", "custom", "out", "no keys", "twice")
 
 
-@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize("name", drawn(INSIDE, INSIDE_DRAWN))
 def test_values_made_inside_of_the_graph(name):
     fn = compiled(INSIDE[name])
     for q in (Q, Q + 1):
@@ -107,7 +106,7 @@ OTHER_KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", OTHER_KINDS)
+@pytest.mark.parametrize("name", drawn(OTHER_KINDS, ["ragged, out", "ragged, shared", "paged, ragged", "paged"]))
 def test_ragged_and_paged(name):
     fn = compiled(OTHER_KINDS[name])
     for factor in (1, 2):
@@ -141,7 +140,7 @@ def test_broken_rules_of_other_kinds_are_raised_as_they_are():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", drawn(["custom", "lse", "out"], ["lse", "out"]))
+@pytest.mark.parametrize("name", drawn(["custom", "lse", "out"], ["lse"]))
 def test_inductor(name):
     try:
         found = compiled(INSIDE[name], "inductor")(Q)
@@ -170,7 +169,7 @@ CHANGING = {
 }
 
 
-@pytest.mark.parametrize("name", drawn(CHANGING, ["window", "documents", "padding"]))
+@pytest.mark.parametrize("name", drawn(CHANGING, ["padding"]))
 def test_lengths_masks_and_scales_may_change(name):
     fn = compiled(lambda x, mask, score, scale: wa.attention(x, x, x, mask=mask, score=score, scale=scale))
     for length in (8, 12, 31):

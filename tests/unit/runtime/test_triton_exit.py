@@ -41,6 +41,7 @@ def test_a_script_ends_with_its_own_last_line():
     assert lines == ["torch.Size([1, 64, 1, 64])", "3"]  # the caller's own callback still has Triton
 
 
+@pytest.mark.full
 def test_the_command_line_ends_with_its_own_last_line():
     last = outputs("-m", "warpattn", "simulate", "--shape", "1x64x1x64").splitlines()[-1]
     assert last.startswith("lse  largest difference")

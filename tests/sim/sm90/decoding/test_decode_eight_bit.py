@@ -49,10 +49,10 @@ CASES = {
 }  # fmt: skip
 
 
-DRAWN = ("head-dim-64-e5m2-fp16", "rows", "columns")
+DRAWN = ("columns",)
 
 
-@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, DRAWN, SCHEDULES))
+@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, DRAWN, SCHEDULES, each=6))
 def test_right_and_without_findings(name, schedule, seed):
     """Heads have scales of their own; pages of no sequence and rows after the last key are NaN."""
     check(CASES[name], programs=4, schedule=schedule, seed=seed)
@@ -70,6 +70,7 @@ def test_bf16_queries_of_any_size():
         torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.full
 def test_hidden_bytes_and_scales():
     """Bytes and scales of NaN at keys that no row sees, and one value of NaN that one of two tokens sees."""
     case = Decode((300, 130), page=64, dim=128, heads=8, heads_kv=2, tokens=2, mask=SlidingWindow(40), stored=E4M3,
@@ -89,6 +90,7 @@ def test_hidden_bytes_and_scales():
     torch.testing.assert_close(found[~seen], expected[~seen], atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", drawn(["tokens", "columns"], ["tokens"]))
 def test_token_scales_of_any_size(name):
     """Weights times scales from 2^-40 to 2^40 exceed fp16 many times over, and blocks of columns differ as much."""
@@ -119,6 +121,7 @@ def test_hidden_values_in_blocks_of_columns():
     torch.testing.assert_close(found[~seen], expected[~seen], atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.full
 def test_public_calls_with_scales_of_columns():
     """Dense, ragged queries over pages, and queries of 8 bits."""
     case = replace(CASES["columns"], sinks=False, mask=Causal())

@@ -29,7 +29,7 @@ KERNELS += [(0, SWAP_AB, False, 512), (64, SWAP_AB, False, 512)]  # rings of one
 
 @pytest.mark.parametrize(
     ("page", "swap_ab", "kv_ready", "dim"),
-    drawn(KERNELS, [(0, None, False, 128), (64, SWAP_AB, True, 128)]),
+    drawn(KERNELS, [(64, SWAP_AB, True, 128)]),
 )
 def test_the_decode_kernel_needs_its_synchronisation(page, swap_ab, kv_ready, dim):
     """The first keys of a CTA are few, so that it reaches new tokens before its ring is full."""

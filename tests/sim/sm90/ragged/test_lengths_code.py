@@ -39,6 +39,7 @@ def launches(case: Case, parts: int = 1) -> tuple[Launch, ...]:
 CODE = [(RAGGED, 26, 24), (replace(PAGED, page_size=64), 42, 32), (replace(PAGED, page_size=16), 138, 96)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("case", "loads", "stack"), drawn(CODE, CODE[2:]))
 def test_machine_code(case, loads, stack):
     order, attention = launches(case)

@@ -176,6 +176,7 @@ def compiled(page: int):
 STACK = {0: 0, 3: 0, 16: 72, 64: 56}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("page", drawn(STACK, [64]))
 def test_machine_code(page):
     from warpattn.machine_code.roles import role_faults
@@ -211,6 +212,7 @@ def compiled_for_blackwell(page: int, heads: int):
     return config, triton.compile(launch.source(), target=triton_target("sm100"), options=dict(launch.options))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("page", "heads"), drawn([(0, 16), (64, 16), (16, 128), (3, 16), (1, 16)], [(3, 16)]))
 def test_machine_code_for_blackwell(page, heads):
     from warpattn.kernels.sm100.config import SMEM_LIMIT as LIMIT

@@ -153,6 +153,7 @@ def compiled(page: int, dtype: torch.dtype):
 STACK = {(64, torch.bfloat16): 104, (16, torch.bfloat16): 208, (64, E4M3): 168}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("page", "rope"), drawn(STACK, [(64, torch.bfloat16)]))
 def test_machine_code(page, rope):
     from warpattn.machine_code.roles import read_roles, role_faults
@@ -195,6 +196,7 @@ SWAP_AB = [(64, torch.bfloat16), (16, torch.bfloat16), (64, E4M3)]  # pages and 
 SWAP_AB_STACK = dict(zip(SWAP_AB, (32, 96, 96), strict=True))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("page", "rope"), drawn(SWAP_AB, [(64, torch.bfloat16)]))
 def test_machine_code_with_swap_ab(page, rope):
     from warpattn.kernels.sm90.decode.choice import SM_SMEM

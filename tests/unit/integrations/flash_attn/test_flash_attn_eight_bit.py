@@ -1,15 +1,19 @@
 """8-bit keys and values in flash-attn 3: factors of sequences and heads, appending, pages."""
 
+from itertools import product
+
 import pytest
 import torch
 
 import warpattn as wa
+from tests.drawn import drawn, each_once
 from tests.unit.integrations.flash_attn.test_flash_attn_cache import HKV, LENGTHS, B, D, H, caches, expected_of, fresh
 from tests.unit.integrations.flash_attn.test_flash_attn_versions import CU_K, CU_Q, USED_K
 from warpattn.integrations.flash_attn import descaled, version3
 from warpattn.problem import rules
 
 E4M3 = torch.float8_e4m3fn
+CALLS, BACKENDS = ("ragged", "batch", "packed"), ("reference", "simulate:sm90")
 
 
 def eight_bit(k, v, differing=True):
@@ -109,8 +113,7 @@ def test_queries_of_8_bits():
     same(version3.flash_attn_qkvpacked_func(qkv, **descales, num_heads_q=H), version3.flash_attn_func(*parts))
 
 
-@pytest.mark.parametrize("backend", ["reference", "simulate:sm90"])
-@pytest.mark.parametrize("call", ["batch", "ragged", "packed"])
+@pytest.mark.parametrize(("call", "backend"), drawn(product(CALLS, BACKENDS), each_once(CALLS, BACKENDS)))
 def test_the_backward_of_8_bits_is_refused_and_the_forward_is_not(call, backend, monkeypatch):
     """As in flash-attn, whose own tests give it 8-bit tensors that require gradients."""
     choose = rules.choose_backend

@@ -79,6 +79,7 @@ def test_models_of_transformers(tmp_path):
     assert cases["transformers: Llama 3 8B, 2 layers: prefill 1 x 16k"]["tokens"] == 128
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_continuous_batching_of_transformers(tmp_path):
     pytest.importorskip("transformers")

@@ -51,6 +51,7 @@ def test_machine_code_is_what_the_config_promises(dim: int, mask: str) -> None:
     assert not any(name.startswith("STS.") and "128" not in name and "64" not in name for name in counts)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mask", drawn(["full", "causal"], ["causal"]))
 def test_attending_warpgroups_have_registers_for_dq(mask: str) -> None:
     kernel = compiled("sm90", (192, 128), mask)
@@ -83,6 +84,7 @@ def loop_products(config: BackwardConfig) -> set[int]:
     return {(sum(qk) + sum(v)) // 16 + values * (len(qk) + len(v))}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dim", drawn([64, 128], [128]))
 def test_heads_side_by_side_spill_in_no_loop(dim: int) -> None:
     kernel, config = compiled("sm90", (dim, dim), "causal", group=8), config_of(dim, "causal")
