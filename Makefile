@@ -105,7 +105,7 @@ clean:
 OLD_PYTHON := $(shell $(PYTHON) -c "import sys; print('yes' if sys.version_info < (3, 11) else '')")
 
 # Files are checked against the hashes in the requirements, but for Python 3.10 and a torch from an index of the caller's.
-# Modules are compiled when they are first imported, which is sooner than all of them before.
+# Python compiles a module when it first imports it: sooner done than compiling all of them here.
 PINNED := $(PY) -m pip install --quiet --no-compile --require-hashes --no-deps -r
 TORCH := torch==2.13.0
 NEEDS_CUDA := $(PY) -c "import importlib.metadata as m, sys; sys.exit(not any('nvidia' in r for r in m.requires('torch')))"
