@@ -98,7 +98,7 @@ class Job:
         """One sequence: q (Sq, Hq, D), k (Sk, Hkv, D), v (Sk, Hkv, Dv) to out (Sq, Hq, Dv) and lse (Hq, Sq)."""
         len_q, heads_q, _ = q.shape
         heads_kv = k.shape[1]
-        q = (q.to(self.dtype) * self.scale).transpose(0, 1).unflatten(0, (heads_kv, -1))  # [Hkv, G, Sq, D]
+        q = q.to(self.dtype).transpose(0, 1).unflatten(0, (heads_kv, -1))  # [Hkv, G, Sq, D]
         keys = finite_part(k.to(self.dtype).permute(1, 2, 0))  # [Hkv, D, Sk]
         values = finite_part(v.to(self.dtype).transpose(0, 1).contiguous())  # [Hkv, Sk, Dv]
         where = Place(b, len_q, values.finite.shape[1], heads_q, q.device)
@@ -145,7 +145,7 @@ class Job:
             peak = self.sinks.detach()[:, None].expand_as(total)
             total = total + torch.exp(self.sinks[:, None] - _finite(peak))
         for lo, hi, masked in key_tiles(*span):
-            s = k.scores(grouped, lo, hi).view(where.heads, rows, hi - lo)  # [Hq, M, N]
+            s = self.scale * k.scores(grouped, lo, hi).view(where.heads, rows, hi - lo)  # [Hq, M, N]
             env = where.grid(start, rows, lo, hi)
             keep = evaluate(self.mask.keep, env, self.mask.tensors, self.dtype).to(s.device) if masked else None
             s = self.modify(env, s, keep)

@@ -96,6 +96,30 @@ def every_op(blocks: Iterable[Block]) -> Iterator[Op]:
             yield from every_op(op.regions)
 
 
+# Of q and of k.
+MAGNITUDES = [(1e30, 1.0), (1e-30, 1e30), (1e19, 1e19), (2e18, 2e18), (3e38, 1e-2), (1e-10, 1e-10), (1e-38, 1e-38)]
+SCALES = (None, 1.0, 3e38, -1e-30)
+
+
+@pytest.mark.parametrize("arch", drawn(ARCHS, ["sm90", "gfx942"]))
+def test_finite_where_the_reference_is(arch):
+    """In rows whose products and exponents fit fp32, in whatever order the products are added."""
+    finfo, rows = torch.finfo(torch.bfloat16), 0
+    for (of_q, of_k), scale in product(MAGNITUDES, SCALES):
+        q, k = (torch.randn(1, n, 2, 64).mul(x).clamp(finfo.min, finfo.max) for n, x in ((16, of_q), (20, of_k)))
+        q, k, v = q.bfloat16(), k.bfloat16(), torch.randn(1, 20, 2, 64).bfloat16()
+        out, lse = wa.attention(q, k, v, scale=scale, return_lse=True, backend=f"simulate:{arch}")
+        expected = wa.attention(q, k, v, scale=scale)
+        sums = torch.einsum("bqhd,bkhd->bqhk", q.double().abs(), k.double().abs()).amax(-1)
+        largest = sums * max(1.0, abs(64**-0.5 if scale is None else scale) / LN_2)
+        fits = (largest < torch.finfo(torch.float32).max)[..., None]
+        rows += int(fits.sum())
+        assert bool((out.isfinite() & expected.isfinite() | ~fits).all()), (of_q, of_k, scale)
+        torch.testing.assert_close(out.where(fits, 0.0), expected.where(fits, 0.0), atol=2e-2, rtol=2e-2)
+        assert bool((lse.isfinite() | ~fits[..., 0].transpose(1, 2)).all())
+    assert rows > 16 * len(MAGNITUDES) * len(SCALES)
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("arch", drawn(ARCHS, ["sm90", "gfx950"]))
 def test_keys_of_one_extreme_score_in_parts_count_alike(arch, sign):

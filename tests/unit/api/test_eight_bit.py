@@ -170,7 +170,7 @@ def test_queries_of_8_bits(dtype):
     q, k, v = (wa.quantize(made(2, 5, heads, DIM, seed=heads), dtype, per=per)
                for heads, per in ((HEADS, "head"), (HEADS_KV, "token"), (HEADS_KV, "tensor")))  # fmt: skip
     wide = [x.dequantized() for x in (q, k, v)]
-    expected, lse = plain(Inputs(*wide), torch.float32)
+    expected, lse = (x.float() for x in plain(Inputs(*wide), torch.float64))
     out = torch.empty_like(expected)
     assert wa.attention(q, k, v, out=out) is out
     torch.testing.assert_close(out, expected)
