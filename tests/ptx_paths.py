@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Iterator
 
-from warpattn.runtime.shared_code.ptx import BEGIN, END, NOTE, code
+from warpattn.runtime.shared_code.ptx import DECLARED, END, NOTE, code
 
 REGISTER = re.compile(r"%[a-z_]+\d*\b")
 BRANCH = re.compile(r"^(?:@(?P<not>!?)(?P<guard>%\w+)\s+)?bra(?:\.uni)?\s+(?P<to>\$L__\w+);")
@@ -31,7 +31,8 @@ class Run:
     """A run of one role: number `role` of those that the workers' dispatch names, or -1 for the first warps."""
 
     def __init__(self, ptx: str, role: int, seed: int) -> None:
-        lines = ptx[ptx.index(BEGIN) : ptx.index(END)].splitlines()[1:]
+        lines = ptx[: ptx.index(END)].splitlines()
+        lines = lines[1 + max(i for i, line in enumerate(lines) if DECLARED.match(line)) :]
         self.texts = [text for line in _with_local_registers(lines) for text in _split(line)]
         self.labels = {x[1]: i for i, text in enumerate(self.texts) if (x := re.match(r"^(\$L__\w+):", text))}
         table = re.search(r"\.branchtargets\s+([^;]*);", ptx)

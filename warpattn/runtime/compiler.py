@@ -21,7 +21,7 @@ from warpattn.problem.arch import ARCHS, TARGETS, triton_target
 from warpattn.problem.launch import Launch
 from warpattn.runtime import hip
 from warpattn.runtime.cache_folder import private_temporary
-from warpattn.runtime.kernel_cache import Artifact, require_triton, say_once
+from warpattn.runtime.kernel_cache import Artifact, require_triton, say_once, version
 from warpattn.runtime.kernel_parameters import SCRATCH, parameters
 from warpattn.runtime.shared_code import share_loops
 
@@ -52,13 +52,13 @@ def compiled(launch: Launch, target: str | None = None) -> Any:
     def compile_it() -> Any:
         return triton.compile(launch.source(), target=chip, options=dict(launch.options))
 
-    with refusals_named(launch.name):
+    with refusals_named(launch.name), pipeline_of(launch):
         try:
             kernel = _somewhere(compile_it)
         except OSError as error:
             raise AttentionError(f"{launch.name} cannot be compiled: {error}") from error
         check_memory(launch, kernel.metadata.shared)
-        return with_shared_code(kernel, chip, launch) if launch.shared_code else kernel
+        return kernel
 
 
 def check_memory(launch: Launch, shared: int) -> None:
@@ -69,16 +69,37 @@ def check_memory(launch: Launch, shared: int) -> None:
         raise AttentionError(text)
 
 
-def with_shared_code(kernel: Any, chip: Any, launch: Launch) -> Any:
-    """The compiled kernel with its PTX and cubin made anew, see shared_code; the same where no two loops are equal."""
-    from triton.compiler import make_backend
+@contextlib.contextmanager
+def pipeline_of(launch: Launch) -> Iterator[None]:
+    """Triton's stages for a launch: with `shared_code` its PTX has one copy of equal loops before it is assembled.
 
-    text = share_loops(kernel.asm["ptx"])
-    if text != kernel.asm["ptx"]:
-        backend: Any = make_backend(chip)
-        cubin = backend.make_cubin(text, {}, backend.parse_options(dict(launch.options)), chip.arch)
-        kernel.asm |= {"ptx": text, "cubin": cubin}
-    return kernel
+    Triton has one hook for all threads, and a hook of the user's is called as before."""
+    from triton import knobs
+
+    if not launch.shared_code:
+        yield
+        return
+    runtime: Any = knobs.runtime
+    others, thread = runtime.add_stages_inspection_hook, threading.get_ident()
+
+    def stages_of(backend: Any = None, stages: Any = None, *given: Any) -> Any:
+        ours = threading.get_ident() == thread
+        if stages is None:  # how kernels of this pipeline are told from others in Triton's folder
+            key, digest = others() if others else ("", "")
+            return key + version() * ours, digest
+        if others:
+            others(backend, stages, *given)
+        if ours:
+            make_ptx = stages["ptx"]
+            stages["ptx"] = lambda *source: share_loops(make_ptx(*source))
+        return None
+
+    with _one_at_a_time:
+        runtime.add_stages_inspection_hook = stages_of
+        try:
+            yield
+        finally:
+            runtime.add_stages_inspection_hook = others
 
 
 def _somewhere(compile_it: Callable[[], Any]) -> Any:

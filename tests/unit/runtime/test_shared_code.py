@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from operator import ne
 from typing import Any
@@ -23,8 +25,9 @@ from warpattn.masks import Causal, Full, SlidingWindow
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS, triton_target
 from warpattn.problem.operands import Operands
-from warpattn.runtime.compiler import compiled
+from warpattn.runtime.compiler import compiled, pipeline_of
 from warpattn.runtime.shared_code import share_loops
+from warpattn.runtime.shared_code.ptx import END
 from warpattn.sequences import Dense
 
 MOVE = re.compile(r"^\tmov\.\w+ \t(%[a-z]+\d+), (%[a-z]+\d+);$")
@@ -86,7 +89,8 @@ def test_a_value_that_is_another_is_noticed(every, least):
 
 def test_a_launch_is_compiled_with_one_copy():
     kernel, (plain, shared) = compiled(launch_of("two")), texts("two")
-    assert launch_of("two").shared_code and kernel.asm["ptx"] == shared
+    made = kernel.asm["ptx"].split(END)[0]  # behind it are names of files, which Triton keeps of another clone
+    assert launch_of("two").shared_code and made == shared.split(END)[0]
     products = opcode_counts(kernel.asm["cubin"])["HGMMA"]
     assert products == shared.count("wgmma.mma_async") < plain.count("wgmma.mma_async")
 
@@ -121,6 +125,38 @@ def test_which_launches_share(sizes, mask, shared):
     x, choice = Operands(q, k, k, torch.empty_like(q), None, None), choose(checked.problem, ARCHS["sm90"])
     launch: Any = list_launches(checked, x, Dense(), choice)[0]
     assert launch.shared_code == launch.key[-1] == shared
+
+
+def test_text_without_numbers_of_source_lines():
+    """As Triton writes it with TRITON_DISABLE_LINE_INFO=1."""
+    text = small(("0", "2"))
+    bare = re.sub(r"\$L__func_\w+:\n", "", text)
+    assert share_loops(bare) == re.sub(r"\$L__func_\w+:\n", "", share_loops(text)) != bare
+
+
+def test_a_pipeline_with_one_copy_leaves_others_alone():
+    """Triton's hook is that of the process: a user's is called, another thread's kernels stay as they are."""
+    from triton import knobs
+
+    asked: list[str] = []
+
+    def users(backend=None, stages=None, *given) -> Any:
+        asked.append("key" if stages is None else "stages")
+        return "user", "digest"
+
+    with knobs.runtime.scope():
+        knobs.runtime.add_stages_inspection_hook = users
+        with pipeline_of(launch_of("two")):
+            hook: Any = knobs.runtime.add_stages_inspection_hook
+            stages = {"ptx": lambda text, metadata: text}
+            there = ThreadPoolExecutor(1).submit(lambda: (hook(), hook(None, stages, None))).result()
+            assert there[0] == ("user", "digest") and stages["ptx"](small(("0", "2")), {}) == small(("0", "2"))
+            assert hook() != ("user", "digest")
+            hook(None, stages, None)
+            assert stages["ptx"](small(("0", "2")), {}) == share_loops(small(("0", "2")))
+        assert knobs.runtime.add_stages_inspection_hook is users and asked == ["key", "stages"] * 2
+        with pipeline_of(replace(launch_of("two"), shared_code=False)):
+            assert knobs.runtime.add_stages_inspection_hook is users
 
 
 def test_small_loops_become_one():

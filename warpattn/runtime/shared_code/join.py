@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 from .equal import ROLE_BARRIER, Copy, Different, barrier_of, dropped_labels, entry, in_both, live, matched, same_loops
-from .ptx import BEGIN, BRANCH, Kernel, Loop, code
+from .ptx import BRANCH, DECLARED, Kernel, Loop, code
 
 ROLE = "%shared_role"  # the number of the barrier of the role whose warps run the loop
 OTHER = "%shared_other"  # whether another role than one runs it
 ENTER, LEAVE = "$L__shared_enter", "$L__shared_leave"
-DECLARED = re.compile(r"^\s*\.reg \.(\w+)\s+(%[a-z]+)<\d+>;")
 
 
 def share_loops(ptx: str) -> str:
@@ -58,8 +55,7 @@ def _joined(kernel: Kernel, first: Loop, *others: Loop) -> list[str]:
     if _falls_in(kernel, first):
         inserted[span[0]] = [f"\tbra.uni \t{ENTER};", *inserted[span[0]]]
     declared = [f"\t.reg .b32 \t{ROLE};", f"\t.reg .pred \t{OTHER};"]
-    begin = kernel.lines.index(BEGIN)
-    inserted[begin] = [kernel.lines[begin], *declared, f"\tmov.b32 \t{ROLE}, {own};"]
+    inserted[kernel.begin] = [kernel.lines[kernel.begin], *declared, f"\tmov.b32 \t{ROLE}, {own};"]
     return [text for i, line in enumerate(kernel.lines) for text in inserted.get(i, (line,))]
 
 

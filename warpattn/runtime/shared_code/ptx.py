@@ -13,7 +13,8 @@ BRANCH = re.compile(r"^(?P<guard>@!?%p\d+\s+)?bra(?:\.uni)?\s+(?P<to>\$L__BB\w+)
 ENDS = re.compile(r"^(?:ret|trap|exit);")
 DISPATCH = re.compile(r"^brx\.idx\b")  # of the roles: what a worker's warps run next
 NOTE = re.compile(r"^(?:\.loc\b|\$L__tmp\d+:|\.pragma\b)")
-BEGIN, END = "$L__func_begin0:", "$L__func_end0:"
+DECLARED = re.compile(r"^\s*\.reg \.(\w+)\s+(%[a-z]+)<\d+>;")
+END = "$L__func_end0:"  # where there are numbers of source lines; else a kernel ends with the text
 
 
 def code(line: str) -> str:
@@ -45,15 +46,16 @@ class Kernel:
 
     def __init__(self, text: str) -> None:
         self.lines = text.splitlines()
+        self.begin = max((i for i, line in enumerate(self.lines) if DECLARED.match(line)), default=0)  # of the body
         self.blocks = [block for block in self._blocks() if self.instructions(range(block.first, block.last + 1))]
         named = ((self.label(i), i) for i in range(len(self.blocks)))
         self.labels = {label: i for label, i in named if label}
         self.successors = [self._successors(i) for i in range(len(self.blocks))]
 
     def _blocks(self) -> Iterator[Block]:
-        begin, end = self.lines.index(BEGIN), self.lines.index(END)
-        block = Block(begin + 1)
-        for i in range(begin + 1, end):
+        end = self.lines.index(END) if END in self.lines else len(self.lines) - 1 - self.lines[::-1].index("}")
+        block = Block(self.begin + 1)
+        for i in range(self.begin + 1, end):
             text = code(self.lines[i])
             if LABEL.match(text):
                 block.last = i - 1
