@@ -18,13 +18,7 @@ HERE = Path(__file__).parent
 FOLDER = HERE.parents[2] / "bench" / "results"
 CHARTED = "H200"
 RECORDS = {
-    CHARTED: (
-        "2026-11-22-engine.json",
-        "2026-11-22-engine-mixed.json",
-        "2026-11-22-engine-32x4k.json",
-        "2026-11-23-engine-latent.json",
-        "2026-11-23-engine-32x4k.json",
-    ),
+    CHARTED: ("2026-11-23-engine-latent.json", "2026-11-27-engine.json"),
     "H100": ("2026-11-26-engine.json", "2026-11-26-engine-latent.json"),
 }
 PAGE = HERE.parents[2] / "docs" / "integrations" / "vllm.md"
