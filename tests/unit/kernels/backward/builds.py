@@ -12,6 +12,7 @@ from warpattn.problem import Call, Problem, validate
 from warpattn.problem.arch import ARCHS, triton_target
 from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.problem.launch import Choice
+from warpattn.scores import Score
 from warpattn.sequences import Dense
 
 MASKS: dict[str, Mask] = {"full": Full(), "causal": Causal(), "window": SlidingWindow(64)}
@@ -25,14 +26,16 @@ def long_problem(dim: int, mask: str = "full", dim_v: int | None = None, group: 
 
 
 @cache
-def compiled(arch: str, dims: tuple[int, int], mask: str, chip: str = "", group: int = 1) -> Any:
+def compiled(
+    arch: str, dims: tuple[int, int], mask: str, chip: str = "", group: int = 1, score: Score | None = None
+) -> Any:
     """The main kernel of a long problem for a chip, that of the architecture if none is named."""
     import triton
 
     from tests.sim.backward import KERNELS
 
     choose, list_backward_launches = KERNELS[arch]
-    small = small_call(arch, dims, modifiers=(MASKS[mask], None))
+    small = small_call(arch, dims, modifiers=(MASKS[mask], score))
     q, k, v, out, lse, _ = (None if x is None else x.detach().clone() for x in small.x)
     x = Gradients(q, k, v, out, lse, out.clone(), None, None, q.clone(), k.clone(), v.clone(), None)
     config = choose(long_problem(dims[0], mask, dims[1], group), ARCHS[arch], False).config

@@ -17,6 +17,7 @@ from warpattn.machine_code.sass import disassembled, opcode_counts, resources
 from warpattn.masks import Causal, Full, Mask
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
+from warpattn.scores import ALiBi, Score, SoftCap
 from warpattn.sequences import Dense
 
 # Bytes of stack the compiler spills to, measured with Triton 3.9.0.
@@ -94,6 +95,16 @@ def test_heads_side_by_side_spill_in_no_loop(dim: int) -> None:
     loading = innermost_loops(kernel.asm["cubin"], lambda body: "UTMALDG" in body and "HGMMA" not in body)
     assert len(attending) == 2 and loading and not any(map(spills, attending + loading))
     assert role_faults(kernel.asm) == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("score", drawn([SoftCap(30.0), SoftCap(30.0) | ALiBi(2)], [SoftCap(30.0) | ALiBi(2)]))
+def test_slopes_of_scores_take_few_registers(score: Score) -> None:
+    kernel, config = compiled("sm90", (128, 128), "causal", score=score), config_of(128, "causal")
+    loops = attending_loops(kernel.asm["cubin"], loop_products(config))
+    assert len(loops) == 2
+    for loop in loops:
+        assert len(re.findall(r"\b(?:LDL|STL)\b", loop)) <= 4, "a tile of scores or slopes is spilled"
 
 
 def spills(code: str) -> bool:

@@ -40,10 +40,10 @@ from .epilogue import store_boxes, store_keys, wait_copies
 
 @gluon.aggregate
 class Weights:
-    """P of a tile, and the slope of the score function, d score / d (q·k), if there is one."""
+    """P of a tile, and the same times the slope of the score function, d score / d (q·k)."""
 
     p: gl.tensor  # [64, M/8, 4] pairs
-    slope: gl.tuple  # () or one such tensor
+    sloped: gl.tensor  # P itself where the slope is 1
 
 
 @gluon.aggregate
@@ -173,7 +173,7 @@ def start_tile(ctx, sums, weights, state, wg: gl.constexpr):
         dp = start_value_scores(ctx, state, row_numbers(ctx, rings.delta, state), wg)
         dv = start_columns(weights.p, do, sums.dv, config.widths_v, config)
     dp, dv, p = wait_value_scores(dp, dv, weights.p)
-    ds = score_gradients(p, dp, weights.slope, config)
+    ds = score_gradients(p if ctx.slope is None else weights.sloped, dp, config)
     rings.do.consumer_release(state)
     if not config.values_first:
         hand_over(ctx, ds, state, wg)
@@ -182,16 +182,13 @@ def start_tile(ctx, sums, weights, state, wg: gl.constexpr):
 
 
 @gluon.jit
-def score_gradients(p, dp, slope, config: gl.constexpr):
-    """dS = P · dP · slope, rounded and packed; of pairs of bf16 where P alone is multiplied."""
+def score_gradients(p, dp, config: gl.constexpr):
+    """dS = P · dP, rounded and packed. fp16 would exceed its range where weights are 0: dP is not rounded before."""
     dtype: gl.constexpr = element_type(config.element)
-    if len(slope) == 0 and dtype == gl.bfloat16:
-        return multiply_pairs(p, pack(as_quads(dp), dtype))
+    if dtype == gl.bfloat16:
+        return multiply_pairs(p, pack(as_quads(dp), dtype), config)
     else:
-        product = fp32(p, config) * dp
-        if len(slope) == 1:
-            product = product * fp32(slope[0], config)
-        return pack(as_quads(product), dtype)
+        return pack(as_quads(fp32(p, config) * dp), dtype)
 
 
 @gluon.jit
@@ -338,11 +335,13 @@ def row_numbers(ctx, numbers, state):
 
 @gluon.jit
 def attend(ctx, s, q_state, visit, wg: gl.constexpr):
-    """P = exp2(S - LSE) of a tile, 0 where the mask hides a key, and the score function's slope if there is one."""
+    """P = exp2(S - LSE) of a tile, 0 where the mask hides a key, and P times the score function's slope."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = accumulator_layout(config.block_m)
     dtype: gl.constexpr = element_type(config.element)
     keys, mods = ctx.keys, ctx.mods
+    if ctx.slope is not None:
+        visit = read_visit(ctx, q_state)  # again: what depends on indices alone would be computed, and kept, before S
     visit = Visit(keys.b, visit.h, visit.row, visit.flags, visit.turn, visit.number)  # read by the last key tile
     key = visit.first_key() + wg * config.rows + opaque_zero(q_state)  # so that no comparison is kept for all tiles
     k = (key + gl.arange(0, config.rows, gl.SliceLayout(1, layout)))[:, None]
@@ -353,7 +352,7 @@ def attend(ctx, s, q_state, visit, wg: gl.constexpr):
     slope = s
     if ctx.slope is not None:
         slope = ctx.slope(s * ctx.scale, visit.b, visit.h, q, k, keys.seq_q, keys.seq_k, mods.score_args)
-        slope = slope + gl.zeros_like(s)
+        slope = pack(as_quads(slope + gl.zeros_like(s)), dtype)  # no registers for it and S over a branch
     if mods.score is not None:
         s = mods.apply_score(s, ctx.scale, visit, keys, q, k) + row_numbers(ctx, ctx.rings.shift, q_state)
     if visit.masked():
@@ -364,12 +363,9 @@ def attend(ctx, s, q_state, visit, wg: gl.constexpr):
             kept = kept & mods.keep(visit.b, visit.h, q, k, keys.seq_q, keys.seq_k, mods.mask_args)
         s = gl.where(kept, s, -float("inf"))
         if ctx.slope is not None:
-            slope = gl.where(kept, slope, 0.0)
+            slope = pack(as_quads(gl.where(kept, fp32(slope, config), 0.0)), dtype)
     p = pack(gl.exp2(as_quads(s * exponent_scale(ctx))), dtype)
-    if ctx.slope is not None:
-        return Weights(p, gl.tuple([pack(as_quads(slope), dtype)]))
-    else:
-        return Weights(p, gl.tuple([]))
+    return Weights(p, p if ctx.slope is None else multiply_pairs(p, slope, config))
 
 
 @gluon.jit
@@ -393,7 +389,10 @@ def operand(pairs, config: gl.constexpr, cols: gl.constexpr):
 
 
 @gluon.jit
-def multiply_pairs(a, b):
-    """Products of bf16 pairs, rounded: half the instructions of fp32, which rounds no factor. Not of fp16, whose
-    gradients may exceed its range where weights are 0."""
-    return gl.inline_asm_elementwise("mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], gl.int32, is_pure=True, pack=1)
+def multiply_pairs(a, b, config: gl.constexpr):
+    """Products of pairs, rounded: of bf16 in half the instructions of fp32."""
+    dtype: gl.constexpr = element_type(config.element)
+    if dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise("mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], gl.int32, is_pure=True, pack=1)
+    else:
+        return pack(as_quads(fp32(a, config) * fp32(b, config)), dtype)

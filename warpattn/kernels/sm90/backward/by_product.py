@@ -23,7 +23,6 @@ from ..layouts import accumulator_layout, element_type
 from .attend import (
     attend,
     first_scores,
-    fp32,
     held_tile,
     row_numbers,
     scaled,
@@ -80,13 +79,8 @@ def weigh_role(ctx):
 @gluon.jit
 def hand_over(ctx, weights, state):
     """P, times the slope, into the slot of `derive`."""
-    config: gl.constexpr = ctx.config
     acquire(ctx.rings.p, state)
-    if len(weights.slope) == 1:
-        product = fp32(weights.p, config) * fp32(weights.slope[0], config)
-        ctx.rings.p.tile(state).store(product.to(element_type(config.element)))
-    else:
-        ctx.rings.p.tile(state).store(tile_of(weights.p, config))
+    ctx.rings.p.tile(state).store(tile_of(weights.sloped, ctx.config))
     ctx.rings.p.producer_commit(state)
 
 
