@@ -76,7 +76,7 @@ def attend_role(ctx, wg):
         if not config.overlaps:
             o = wait_columns(0, o, state.p)
         if config.changes_queries:
-            turn_pass(wg, config)  # others' products run beside it
+            turn_pass(wg, config)
         q_state = q_state.step()
         rings.q.consumer_wait(q_state)
         following = ctx.work.read(rings.tiles, q_state.index)

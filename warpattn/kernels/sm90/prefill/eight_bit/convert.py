@@ -274,8 +274,7 @@ def make_fractions(ctx, tile, q_state, wg):
 
 @gluon.jit
 def multiply(pairs, factor):
-    """Pairs of bf16 [rows, columns] over themselves as pairs of fp16, times `factor`; few columns at a time, as
-    registers hold an output beside them."""
+    """Pairs of bf16 over themselves as pairs of fp16, times `factor`; few columns at a time, for registers hold O."""
     whole: gl.constexpr = pairs.shape[1]
     cols: gl.constexpr = min(32, whole)
     for column in gl.static_range(0, whole, cols):

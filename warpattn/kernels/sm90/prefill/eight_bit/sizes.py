@@ -35,7 +35,7 @@ class EightBitSizes(WithOperands):
 
     @property
     def changes_queries(self) -> bool:
-        """Whether the warpgroups that multiply queries make other operands of them first."""
+        """Whether those that multiply queries convert them first."""
         return self.widens_queries or self.operand != self.element
 
     @property
