@@ -137,7 +137,13 @@ def pack(quads, dtype: gl.constexpr):
     if dtype == gl.bfloat16:
         return gl.inline_asm_elementwise(_PACK_BF16, "=r,f,f", [odd, even], gl.int32, is_pure=True, pack=1)
     else:
-        return gl.inline_asm_elementwise(_PACK_FP16, "=r,f,f", [odd, even], gl.int32, is_pure=True, pack=1)
+        return pack_fp16(odd, even)
+
+
+@gluon.jit
+def pack_fp16(odd, even):
+    """Pairs of fp32 rounded to fp16, in one int32 register each."""
+    return gl.inline_asm_elementwise(_PACK_FP16, "=r,f,f", [odd, even], gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit

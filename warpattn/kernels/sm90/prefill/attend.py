@@ -75,10 +75,14 @@ def attend_role(ctx, wg):
         o = start_output(state, value_tile(ctx, state.v), config)
         if not config.overlaps:
             o = wait_columns(0, o, state.p)
+        if config.changes_queries:
+            turn_pass(wg, config)
         q_state = q_state.step()
         rings.q.consumer_wait(q_state)
         following = ctx.work.read(rings.tiles, q_state.index)
         q_tile = query_tile(ctx, q_state, following, wg)
+        if config.changes_queries:
+            turn_wait(wg, config)
         rings.k.consumer_wait(state.k, following.row >= 0)
         s = start_scores(q_tile, key_tile(ctx, state.k), config)
         turn_pass(wg, config)
@@ -284,7 +288,7 @@ def multiplied_queries(ctx, slot, tile, q_state, wg):
     """The parts of a warpgroup's queries of `tile` in its `slot`, as they are multiplied."""
     config: gl.constexpr = ctx.config
     parts = as_matrices(slot, config.rows, config.qk_parts)
-    if config.operand != config.element or config.widens_queries:
+    if config.changes_queries:
         parts = fp16_queries(ctx, slot, parts, tile, q_state, wg)
     return parts
 

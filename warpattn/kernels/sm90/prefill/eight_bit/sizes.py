@@ -34,6 +34,11 @@ class EightBitSizes(WithOperands):
         return self.converts and self.eight_bit is not None and self.eight_bit.queries
 
     @property
+    def changes_queries(self) -> bool:
+        """Whether those that multiply queries convert them first."""
+        return self.widens_queries or self.operand != self.element
+
+    @property
     def v_rows(self) -> int:
         """Rows of a tile of values in shared memory."""
         return self.padded_v if self.products else self.block_n
