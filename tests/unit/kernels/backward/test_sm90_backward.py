@@ -17,9 +17,10 @@ from warpattn.machine_code.sass import disassembled, opcode_counts, resources
 from warpattn.masks import Causal, Full, Mask
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
-from warpattn.scores import ALiBi, Score, SoftCap
+from warpattn.scores import ALiBi, Bias, Score, SoftCap
 from warpattn.sequences import Dense
 
+BIAS = Bias(torch.zeros(1).expand(4096, 4096))
 # Bytes of stack the compiler spills to, measured with Triton 3.9.0.
 STACK = {
     (64, "full"): 40, (96, "causal"): 0, (128, "full"): 24, (128, "causal"): 16, (192, "causal"): 0, (256, "full"): 40,
@@ -95,6 +96,17 @@ def test_heads_side_by_side_spill_in_no_loop(dim: int) -> None:
     loading = innermost_loops(kernel.asm["cubin"], lambda body: "UTMALDG" in body and "HGMMA" not in body)
     assert len(attending) == 2 and loading and not any(map(spills, attending + loading))
     assert role_faults(kernel.asm) == []
+
+
+@pytest.mark.parametrize(
+    ("score", "rows"),
+    [(None, 128), (SoftCap(30.0), 128), (ALiBi(2), 64), (SoftCap(30.0) | ALiBi(2), 64), (BIAS, 64)],
+    ids=["none", "soft-cap", "alibi", "both", "bias"],
+)
+def test_scores_that_depend_on_places_take_fewer_queries(score: Score | None, rows: int) -> None:
+    q = torch.empty(1, dtype=torch.float16).expand(1, 4096, 2, 64)
+    problem = validate(Call(q, q, q, Dense(), Full(), score, backend="reference"), read_values=False).problem
+    assert choose_config(problem)[0].block_m == rows
 
 
 @pytest.mark.full

@@ -21,11 +21,13 @@ ones, with its registers, add dQ, too:
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from warpattn.kernels.topology import Edge, Role, Topology
+from warpattn.language.nodes import reads
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.launch import Choice
@@ -164,6 +166,12 @@ def product_widths(dim: int) -> tuple[int, ...]:
     return next(widths for widths in ((64,), (64, 32), (128,), (128, 64), (128, 128)) if dim <= sum(widths))
 
 
+def reads_place(score: Hashable) -> bool:
+    """Whether the score of this key is no function of q·k alone."""
+    read = reads(score)
+    return bool(read.tensors or read.symbols - {"s"})
+
+
 def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choice:
     """The choice for the gradients of a dense or ragged `problem`."""
     config, why = choose_config(problem, deterministic)
@@ -187,6 +195,9 @@ def choose_config(problem: Problem, deterministic: bool = False) -> tuple[Backwa
         return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(208, 72, 24)), why
     if is_masked(problem) and problem.seq_q <= SHORT_ROWS * (problem.batch if ragged else 1):
         why = f"head dim <= 64, a mask and at most {SHORT_ROWS} queries: 64-row tiles waste less of the diagonal"
+        return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(160, 96, 24)), why
+    if problem.score is not None and reads_place(problem.score):
+        why = "head dim <= 64 and a score that depends on places or tensors: 64 queries a tile, 128 spill"
         return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(160, 96, 24)), why
     why = "head dim <= 64: 128 queries a tile; all columns of dQ at once, which reads dS once"
     return BackwardConfig(**fields, block_m=128, registers=RoleRegisters(192, 104, 24)), why
