@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -85,8 +86,8 @@ def warm(
     model: a transformers config (a folder with config.json, such a file, or its dictionary), or the layers. calls:
     "engine" for those of our plug-ins for engines alone, slots, ragged prompts and steps over pages. cache: what pages
     of 8 bits hold, for layers that do not say; without it pages have the layers' dtype. arch: a name of `plan --arch`
-    or sm103 (B300); that of the current device if None, needed without one. processes: at most as many at a time; as
-    many as there are cores if None. progress: called with the part done, 0 .. 1. Covers `attention`,
+    or sm103 (B300); that of the current device if None, needed without one. processes: at most as many at a time; if
+    None, a quarter more than there are cores, so that the last long one does not wait for a core to be free. progress: called with the part done, 0 .. 1. Covers `attention`,
     `attention_varlen`, `attention_paged` with and without ragged queries, plans of them, `append_paged` and
     `append_slots` without rotation; tensors as engines have them, in rows of 16 bytes.
 
@@ -109,7 +110,7 @@ def warm(
     largest, layers = largest or LargestStep(), _layers(model)
     layers = layers if cache is None else with_cache(layers, cache)
     context = compilers.start(__name__)  # imports while this process plans
-    workers = whole(processes, 1) or os.cpu_count() or 1
+    workers = whole(processes, 1) or (os.cpu_count() or 1) * 5 // 4
     progress(0.0)
     kernels, short, futures = 0, [], []
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(dict(os.environ),)) as pool:
@@ -150,6 +151,7 @@ def _begin(environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
+    gc.freeze()  # what was imported stays, and the collector need not look at it
 
 
 def _compile(kernel: Needed, page_size: int, arch: str) -> None:
