@@ -86,10 +86,11 @@ def warm(
     model: a transformers config (a folder with config.json, such a file, or its dictionary), or the layers. calls:
     "engine" for those of our plug-ins for engines alone, slots, ragged prompts and steps over pages. cache: what pages
     of 8 bits hold, for layers that do not say; without it pages have the layers' dtype. arch: a name of `plan --arch`
-    or sm103 (B300); that of the current device if None, needed without one. processes: at most as many at a time; if None, a
-    quarter more than there are cores, so that the last long kernel does not wait for a core. progress: called with the
-    part done, 0 .. 1. Covers `attention`, `attention_varlen`, `attention_paged` with and without ragged queries, plans
-    of them, `append_paged` and `append_slots` without rotation; tensors as engines have them, in rows of 16 bytes.
+    or sm103 (B300); that of the current device if None, needed without one. processes: at most as many at a time;
+    a quarter more than there are cores if None, so that the last long kernel does not wait for one. progress: called
+    with the part done, 0 .. 1. Covers `attention`, `attention_varlen`, `attention_paged` with and without ragged
+    queries, plans of them, `append_paged` and `append_slots` without rotation; tensors as engines have them, in rows of
+    16 bytes.
 
     Raises AttentionError for unknown calls or architectures, for layers that the kernels do not take, and where the
     cache cannot keep kernels.
