@@ -39,6 +39,18 @@ SOURCES = (
     "kernels", "language", "problem", "sequences", "quantized.py", "runtime/kernel_parameters.py", "runtime/shared_code"
 )  # fmt: skip
 
+# What changes the code that Triton makes: kernels of other settings have other files.
+SETTINGS = (
+    "ALLOW_LHS_TMEM_LAYOUT_CONVERSION", "AMDGCN_ANALYZE_SMALL_TENSOR_RANGE", "AMDGCN_SCALARIZE_PACKED_FOPS",
+    "AMDGCN_USE_BUFFER_ATOMICS", "AMDGCN_USE_BUFFER_OPS", "DISABLE_LLVM_OPT", "DISABLE_MMA_V3", "DISABLE_MMA_V5",
+    "DISABLE_PTXAS_OPT", "LLVM_PASS_PLUGIN_PATH", "PTXAS_OPTIONS", "TRITON_DEFAULT_FP_FUSION", "TRITON_ENABLE_ASAN",
+    "TRITON_F32_DEFAULT", "TRITON_FORCE_DISABLE_FP_FUSION", "TRITON_HIP_USE_ASYNC_COPY",
+    "TRITON_HIP_USE_BLOCK_PINGPONG", "TRITON_HIP_USE_COEXEC_SCHEDULER", "TRITON_HIP_USE_EXPERT_SCHEDULING",
+    "TRITON_HIP_USE_IN_THREAD_TRANSPOSE", "TRITON_INSTRUMENTATION_MODE", "TRITON_KERNEL_OVERRIDE",
+    "TRITON_LIBDEVICE_PATH", "TRITON_MOCK_PTX_VERSION", "TRITON_OVERRIDE_ARCH", "TRITON_PLUGIN_PATHS",
+    "TRITON_PTXAS_BLACKWELL_PATH", "TRITON_PTXAS_PATH", "TRITON_SWAP_MIR",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Artifact:
@@ -95,7 +107,8 @@ def forget() -> None:
 def path_of(key: Hashable) -> Path | None:
     """The file of a kernel."""
     place = folder()
-    name = hashlib.sha256("\n".join((_made_by(), repr(key))).encode()).hexdigest()
+    settings = [f"{name}={os.environ[name]}" for name in SETTINGS if name in os.environ]
+    name = hashlib.sha256("\n".join((_made_by(), *settings, repr(key))).encode()).hexdigest()
     return None if place is None else place / name[:2] / f"{version()}-{name[2:]}.kernel"
 
 

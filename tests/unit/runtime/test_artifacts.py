@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import os
+import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -115,6 +118,30 @@ def test_sources_and_triton_decide_the_name(monkeypatch):
         context.setattr(kernel_cache, "_sources", lambda: "other text")
         names.add(kernel_cache.path_of(KEY))
     assert len(names) == 3
+
+
+@pytest.mark.parametrize("name", ["TRITON_OVERRIDE_ARCH", "DISABLE_LLVM_OPT", "PTXAS_OPTIONS"])
+def test_settings_of_the_compiler_decide_the_name(monkeypatch, name):
+    """Code made for another chip, or not optimised, is no other run's; nor is it an old version's."""
+    usual, version = kernel_cache.path_of(KEY), kernel_cache.version()
+    monkeypatch.setenv(name, "1")
+    assert kernel_cache.path_of(KEY) != usual and kernel_cache.version() == version
+    monkeypatch.setenv("TRITON_DUMP_DIR", "elsewhere")
+    monkeypatch.delenv(name)
+    assert kernel_cache.path_of(KEY) == usual
+
+
+def test_settings_are_those_by_which_triton_tells_kernels_apart():
+    triton = pytest.importorskip("triton")
+    (library,) = (Path(triton.__file__).parent / "_C").glob("libtriton*.so")
+    form = rb"\b(?:TRITON|LLVM|DISABLE|MLIR|NVPTX|AMDGCN|ALLOW|PTXAS)_[A-Z0-9_]{3,}\b"
+    every = {name.decode() for name in re.findall(form, library.read_bytes())}
+    code = "from triton._C.libtriton import get_cache_invalidating_env_vars as names; print(*names())"
+    given = os.environ | {name: "1" for name in every if "PLUGIN" not in name}
+    told = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=True).stdout
+    watching = re.compile("DUMP|TIMING|DEBUG|DIAGNOSTICS|LINE_INFO|LOCAL_VARIABLES|MULTITHREADING|CONSAN")
+    found = {name for name in told.split() if not watching.search(name)}
+    assert len(found) > 10 and found <= set(kernel_cache.SETTINGS)
 
 
 def test_what_kernels_import_is_among_the_sources():
