@@ -18,6 +18,7 @@ from tests.sim.sm90.decoding.test_decode import SCHEDULES
 from tests.sim.sm90.lengths import kernel
 from tests.sim.sm90.prefill import error
 from tests.sim.sm90.ragged.test_lengths_code import FIRST
+from tests.unit.kernels.backward.test_sm90_backward import innermost_loops, spills
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.kernels.sm90.select import list_launches
 from warpattn.machine_code.roles import role_faults
@@ -30,6 +31,7 @@ from warpattn.quantized import dequantized, granularity
 from warpattn.reference import reference
 from warpattn.runtime.simulate import Options, traced
 from warpattn.sequences import Dense, PagedKV, Sequence
+from warpattn.sim import knock_out
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 MIXED = (129, 0, 30)
@@ -178,7 +180,8 @@ def test_queries_that_fp16_does_not_hold(magnitude):
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["paged", "columns"])
 def test_machine_code(name):
-    """Stack as measured with Triton 3.9.0; nothing that roles could wait for in vain."""
+    """Nothing is spilled beside the products of key tiles, stack as measured with Triton 3.9.0 (the second pass has it,
+    and the conversion by scales of columns); nothing that roles could wait for in vain."""
     import triton
 
     x = inputs(CASES[name])
@@ -186,7 +189,10 @@ def test_machine_code(name):
     out, lse = poisoned((*x.q.shape[:-1], x.v.shape[-1]), x.q.dtype), poisoned(checked.lse_shape, torch.float32)
     _, step = list_launches(checked, Operands(x.q, x.k, x.v, out, lse, None), x.sequence, DEFAULT_OPTIONS)
     made = triton.compile(step.source(), target=triton_target("sm90"), options=dict(step.options))
-    assert resources(made.asm["cubin"]).stack <= 112 and role_faults(made.asm) == []
+    cubin = made.asm["cubin"]
+    loops = innermost_loops(cubin, lambda body: body.count("HGMMA") == 16)
+    assert len(loops) == 2 and not any(map(spills, loops))
+    assert resources(cubin).stack <= {"paged": 120, "columns": 168}[name] and role_faults(made.asm) == []
     assert made.metadata.shared <= SMEM_LIMIT
 
 
@@ -202,5 +208,12 @@ def test_it_needs_its_synchronisation(name):
         wa.sim.simulate(kernel(first), first.grid, first.args)  # a changed kernel may leave the tile counter anywhere
         return wa.sim.simulate(module, (1,), step.args, schedule=schedule, step_limit=20_000, first_finding=True)
 
-    results = knocked_out(kernel(step), once, reviewed([*SM90_PREFILL, FIRST]))
+    def first_pass(op):
+        """The second pass, which does nothing here, has cases of its own in tests/full/test_sm90_knockout.py."""
+        return not any(frame.file.endswith(("recompute.py", "nonfinite.py")) for frame in op.frames)
+
+    def change(module, run):
+        return knock_out(module, run, only=first_pass)
+
+    results = knocked_out(kernel(step), once, reviewed([*SM90_PREFILL, FIRST]), change=change)
     assert sum(found.noticed for found in results) > 0.8 * len(results)
