@@ -80,7 +80,18 @@ def pipeline_of(launch: Launch) -> Iterator[None]:
         yield
         return
     runtime: Any = knobs.runtime
-    others, thread = runtime.add_stages_inspection_hook, threading.get_ident()
+    with _one_at_a_time:
+        others = runtime.add_stages_inspection_hook
+        runtime.add_stages_inspection_hook = stages_with_one_copy(others)
+        try:
+            yield
+        finally:
+            runtime.add_stages_inspection_hook = others
+
+
+def stages_with_one_copy(others: Callable[..., Any] | None) -> Callable[..., Any]:
+    """A hook for the stages of kernels that this thread compiles, beside that of `others`."""
+    thread = threading.get_ident()
 
     def stages_of(backend: Any = None, stages: Any = None, *given: Any) -> Any:
         ours = threading.get_ident() == thread
@@ -94,12 +105,7 @@ def pipeline_of(launch: Launch) -> Iterator[None]:
             stages["ptx"] = lambda *source: share_loops(make_ptx(*source))
         return None
 
-    with _one_at_a_time:
-        runtime.add_stages_inspection_hook = stages_of
-        try:
-            yield
-        finally:
-            runtime.add_stages_inspection_hook = others
+    return stages_of
 
 
 def _somewhere(compile_it: Callable[[], Any]) -> Any:

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import cache
 from operator import ne
+from threading import Event
 from typing import Any
 
 import pytest
@@ -157,6 +158,32 @@ def test_a_pipeline_with_one_copy_leaves_others_alone():
         assert knobs.runtime.add_stages_inspection_hook is users and asked == ["key", "stages"] * 2
         with pipeline_of(replace(launch_of("two"), shared_code=False)):
             assert knobs.runtime.add_stages_inspection_hook is users
+
+
+def test_pipelines_of_two_threads_leave_no_hook():
+    """The second one begins while the first is at work, and what it finds is what it leaves."""
+    from triton import knobs
+
+    before, begun, end = knobs.runtime.add_stages_inspection_hook, Event(), Event()
+
+    def first():
+        with pipeline_of(launch_of("two")):
+            begun.set()
+            end.wait(60)
+
+    def second():
+        begun.wait(60)
+        with pipeline_of(launch_of("two")):
+            pass
+
+    with ThreadPoolExecutor(2) as threads:
+        running = [threads.submit(first), threads.submit(second)]
+        begun.wait(60)
+        wait(running, timeout=0.2)  # the second one is where it would take the first one's hook for the user's
+        end.set()
+        for one in running:
+            one.result()
+    assert knobs.runtime.add_stages_inspection_hook is before
 
 
 def test_small_loops_become_one():
