@@ -11,6 +11,7 @@ which kernel runs. Rules are here, in `sequences/` and, of what few calls have, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 
 import torch
@@ -35,9 +36,11 @@ MAX_SIZE = 2**31 - 1  # kernels count rows, keys, heads and sequences with 32 bi
 FULL_PROGRAM = Full().program()  # without a mask
 ALIKE = tuple({dtype} for dtype in DTYPES)
 LARGEST_SCALE = torch.finfo(torch.float32).max
-# Kernels fold a scale between these into the exponential, which is fp32. They apply others to the scores, before the
-# maximum of a row is taken, as they do where there is a score function: this one leaves scores as they are.
-LOWEST_SCALE, HIGHEST_SCALE = 2.0**-100, 2.0**100
+# Kernels fold the scale into the exponential, as c = scale * log2(e): right if c is a normal number above 0, and half
+# of c times the largest product is fp32 (`row_scale` takes the power of two below c; Hopper, see its large_scores.py).
+# They apply other scales to the scores, before the maximum of a row is taken, as they do where there is a score
+# function: this one leaves scores as they are.
+LOWEST_SCALE, FOLDED = 2.0**-100, 0.5
 AS_IT_IS = CustomScore(lambda s, b, h, q, k: s).program()
 
 
@@ -54,9 +57,11 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     backend = choose_backend(rules, call.backend, call.q)
     _check_options(rules, call)
     mask, score = _traced(rules, call)
-    if score is None and backend != "reference" and not rules.broken and sizes is not None:
-        score = None if LOWEST_SCALE < _scale(call, sizes) < HIGHEST_SCALE else AS_IT_IS
     plain = {x.dtype for x in tensors} in ALIKE and not call.sequence.scales()
+    if score is None and backend != "reference" and not rules.broken and sizes is not None:
+        scale = _scale(call, sizes)
+        exponent = largest_exponent(scale, sizes.dim_qk, call.q.dtype if plain else None)
+        score = None if scale > LOWEST_SCALE and exponent * FOLDED < LARGEST_SCALE else AS_IT_IS
     if not plain:
         check_types(rules, call, read_values and backend == "reference")
     captured = [x for program in (mask, score) if program is not None for x in program.tensors]
@@ -150,6 +155,13 @@ def _is_differentiated(tensors: list[Tensor | None]) -> bool:
 def _scale(call: Call, sizes: Sizes) -> float:
     scale = None if call.scale is None else number(call.scale)
     return sizes.dim_qk**-0.5 if scale is None else float(scale)
+
+
+def largest_exponent(scale: float, dim: int, dtype: torch.dtype | None) -> float:
+    """The largest c * (q . k) whose q . k is fp32, of finite operands of a dtype; None: with scales of their own."""
+    most = torch.finfo(dtype).max if dtype in KERNEL_DTYPES else LARGEST_SCALE
+    product = min(dim * most * most, LARGEST_SCALE)
+    return scale * math.log2(math.e) * product
 
 
 def _result_dtype(call: Call) -> torch.dtype | None:

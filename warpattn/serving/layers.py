@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from warpattn.errors import AttentionError, Rules
-from warpattn.inputs import kind_of
+from warpattn.inputs import kind_of, number
 from warpattn.language.traced import MAX_INT, whole
 from warpattn.masks import Causal, Mask, SlidingWindow
 from warpattn.quantized import EIGHT_BIT, GRANULARITIES
@@ -21,8 +21,10 @@ from warpattn.scores import Score, SoftCap
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "half": torch.float16}
 JSON = (type(None), bool, int, float, str, list, tuple, torch.dtype)  # what an entry that decides something may be
 PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern")
+SCALES = ("attention_multiplier", "query_pre_attn_scalar")  # the scale; what its square is one over
 READ = ("dtype", "torch_dtype", "attn_logit_softcapping", "model_type", "layer_types", "use_sliding_window", *PATTERNS)
 WITH_SINKS = ("gpt_oss",)  # model types whose layers have a sink for each head
+UNSCALED = ("gemma3n_text", "gemma4_text", "gemma4_unified_text", "gpt_neo")  # whose scores are products as they are
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class EightBitCache:
 @dataclass(frozen=True)
 class Layer:
     """One kind of attention layer. window: keys that a query sees, itself included; None: all before it. cache: what a
-    cache of 8 bits holds; None: keys and values of `dtype`."""
+    cache of 8 bits holds; None: keys and values of `dtype`. scale: of scores; None: 1/sqrt(dim_qk)."""
 
     heads_q: int
     heads_kv: int
@@ -60,6 +62,7 @@ class Layer:
     sinks: bool = False
     latent: int = 0  # columns of a latent cache that are values; 0: keys and values have heads of their own
     cache: EightBitCache | None = None
+    scale: float | None = None
 
     def __post_init__(self) -> None:
         rules = Rules()
@@ -71,6 +74,8 @@ class Layer:
         rules.require(known, f"dtype is {kind_of(self.dtype)}", "it must be a torch.dtype")
         stored = self.cache is None or isinstance(self.cache, EightBitCache)
         rules.require(stored, f"cache is {kind_of(self.cache)}", "it must be an EightBitCache or None")
+        scaled = self.scale is None or number(self.scale) is not None
+        rules.require(scaled, f"scale is {kind_of(self.scale)}", "it must be a number or None")
         if all(fine):
             heads = f"heads_q is {self.heads_q} and heads_kv {self.heads_kv}"
             rules.require(self.heads_q % self.heads_kv == 0, heads, "the first must be a multiple of the second")
@@ -152,8 +157,8 @@ def layers_of(config: Mapping[str, Any]) -> tuple[Layer, ...]:
     if dim is None:
         raise AttentionError("the config has neither head_dim nor hidden_size; one of them must say the head dim")
     heads_kv = _number(config, "num_key_value_heads") or heads
-    windows = dict.fromkeys(_windows(config))
-    return tuple(Layer(heads, heads_kv, dim, dim, dtype, window, cap, sinks) for window in windows)
+    plain = Layer(heads, heads_kv, dim, dim, dtype, None, cap, sinks, scale=_scale(config))
+    return tuple(replace(plain, window=window) for window in dict.fromkeys(_windows(config)))
 
 
 def with_cache(layers: Sequence[Layer], cache: EightBitCache) -> tuple[Layer, ...]:
@@ -186,6 +191,19 @@ def _windows(config: Mapping[str, Any]) -> list[int | None]:
         return [window if kind == "sliding_attention" else None for kind in kinds]
     alternates = any(config.get(name) for name in PATTERNS)
     return [window, None] if alternates or config.get("model_type") == "gemma2" else [window]
+
+
+def _scale(config: Mapping[str, Any]) -> float | None:
+    """The scale of scores, where it is not 1/sqrt(head dim)."""
+    given, scalar = (config.get(name) for name in SCALES)
+    for name, value in zip(SCALES, (given, scalar), strict=True):
+        if value is not None and (number(value) is None or value <= 0):
+            raise AttentionError(f"{name} is {kind_of(value)}; in a transformers config it must be a number above 0")
+    if given is not None:
+        return float(given)
+    if scalar is not None:
+        return scalar**-0.5
+    return 1.0 if config.get("model_type") in UNSCALED else None
 
 
 def _number(config: Mapping[str, Any], *names: str) -> int | None:

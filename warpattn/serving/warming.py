@@ -237,7 +237,7 @@ def call_of(example: Example, page_size: int) -> Call:
         if kind == "paged-ragged":
             q, sequence = q.flatten(0, 1), PagedRagged(kv, Ragged(offsets, max_q=most))
     sinks = torch.zeros(layer.heads_q) if layer.sinks else None
-    return Call(q, k, v, sequence, layer.mask, layer.score, sinks)
+    return Call(q, k, v, sequence, layer.mask, layer.score, sinks, layer.scale)
 
 
 def cache_of(layer: Layer, page_size: int, requests: int, pages: int) -> PagedKV:

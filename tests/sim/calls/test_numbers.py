@@ -103,7 +103,7 @@ SCALES = (None, 1.0, 3e38, -1e-30)
 
 @pytest.mark.parametrize("arch", drawn(ARCHS, ["sm90", "gfx942"]))
 def test_finite_where_the_reference_is(arch):
-    """In rows whose products and exponents fit fp32, in whatever order the products are added."""
+    """In rows whose products and scores fit fp32, in whatever order the products are added."""
     finfo, rows = torch.finfo(torch.bfloat16), 0
     for (of_q, of_k), scale in product(MAGNITUDES, SCALES):
         q, k = (torch.randn(1, n, 2, 64).mul(x).clamp(finfo.min, finfo.max) for n, x in ((16, of_q), (20, of_k)))
@@ -111,13 +111,35 @@ def test_finite_where_the_reference_is(arch):
         out, lse = wa.attention(q, k, v, scale=scale, return_lse=True, backend=f"simulate:{arch}")
         expected = wa.attention(q, k, v, scale=scale)
         sums = torch.einsum("bqhd,bkhd->bqhk", q.double().abs(), k.double().abs()).amax(-1)
-        largest = sums * max(1.0, abs(64**-0.5 if scale is None else scale) / LN_2)
+        largest = sums * max(1.0, abs(64**-0.5 if scale is None else scale))
         fits = (largest < torch.finfo(torch.float32).max)[..., None]
         rows += int(fits.sum())
         assert bool((out.isfinite() & expected.isfinite() | ~fits).all()), (of_q, of_k, scale)
         torch.testing.assert_close(out.where(fits, 0.0), expected.where(fits, 0.0), atol=2e-2, rtol=2e-2)
         assert bool((lse.isfinite() | ~fits[..., 0].transpose(1, 2)).all())
     assert rows > 16 * len(MAGNITUDES) * len(SCALES)
+
+
+# Tokens, keys, heads, key heads, head dims.
+SIZES = {"decode": (1, 300, 4, 4, 64, 64), "few": (4, 300, 8, 1, 128, 128), "prefill": (70, 200, 2, 2, 64, 64)}
+WIDE_SIZES = {"192/128": (70, 100, 2, 2, 192, 128), "256": (70, 100, 1, 1, 256, 256)}
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.4])
+@pytest.mark.parametrize("size", drawn([*SIZES, *WIDE_SIZES], ["decode", "prefill"]))
+@pytest.mark.parametrize("arch", drawn(ARCHS, ["sm90"]))
+def test_scores_up_to_the_largest_number(arch, size, scale):
+    """Two keys of a row share its largest score, whose exponent in base 2 is no fp32 number."""
+    tokens, keys, heads, heads_kv, dim, dim_v = (SIZES | WIDE_SIZES)[size]
+    q, k = torch.zeros(1, tokens, heads, dim), torch.zeros(1, keys, heads_kv, dim)
+    q[..., 0] = 2.0**63
+    k[0, :, :, 0] = torch.randint(64, 250, (keys, heads_kv)) * 2.0**57 / scale
+    k[0, [5, keys - 3], :, 0] = 255 * 2.0**57 / scale
+    q, k, v = q.bfloat16(), k.bfloat16(), torch.randn(1, keys, heads_kv, dim_v).bfloat16()
+    out, lse = wa.attention(q, k, v, scale=scale, return_lse=True, backend=f"simulate:{arch}")
+    share = v[:, [5, keys - 3]].float().mean(1, keepdim=True).repeat_interleave(heads // heads_kv, 2)
+    torch.testing.assert_close(out.float(), share.expand(out.shape), atol=2e-3, rtol=8e-3)
+    assert lse.isfinite().all() and bool((lse >= -BASE_2_LOWEST).all())
 
 
 @pytest.mark.parametrize("sign", [1, -1])

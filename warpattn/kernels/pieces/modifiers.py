@@ -39,9 +39,13 @@ class Modifiers:
 
     @gluon.jit
     def apply_score(self, s, scale, tile, work, q, k):
-        """Scores after the score function, natural times 1 / `after`; `s` [M, N] unscaled products."""
-        s = s * (scale * self.score.before)
-        return self.score.function(s, tile.b, tile.h, q, k, work.seq_q, work.seq_k, self.score_args)
+        """Scores after the score function, natural times 1 / `after`; `s` [M, N] unscaled products, which it returns
+        if there is none."""
+        if self.score.function is None:
+            return s
+        else:
+            s = s * (scale * self.score.before)
+            return self.score.function(s, tile.b, tile.h, q, k, work.seq_q, work.seq_k, self.score_args)
 
     @gluon.jit
     def apply_mask(self, s, tile, work, q, k):
@@ -67,11 +71,17 @@ def modifiers(functions: gl.constexpr, mask_args, score_args):
     )  # fmt: skip
 
 
+@gluon.constexpr_function
+def folds_scale(score):
+    """Whether the exponential multiplies by the scale: no score function is given it."""
+    return score is None or score.function is None
+
+
 @gluon.jit
 def exponent_scale(ctx):
     """Factor from scores to base-2 exponents, for a context with `mods` and `scale`; a score function has already
     applied the scale."""
-    if ctx.mods.score is not None:
-        return LOG2_E * ctx.mods.score.after
-    else:
+    if folds_scale(ctx.mods.score):
         return ctx.scale * LOG2_E
+    else:
+        return LOG2_E * ctx.mods.score.after

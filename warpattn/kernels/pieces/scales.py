@@ -3,6 +3,8 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .modifiers import folds_scale
+
 LEAST_SCALE = gl.constexpr(2.0**-100)  # of scores: a smaller product of two scales makes exponents of 0 times infinity
 
 
@@ -40,7 +42,7 @@ def scores_scale(scale, head, mods, config: gl.constexpr, queries=None):
             scores = scores * head_scale(scale.k, head)
         if queries is not None:
             scores = scores * queries
-        if (of_keys or queries is not None) and mods.score is None:  # a scale of 0 or below has a score function
+        if (of_keys or queries is not None) and folds_scale(mods.score):  # a scale of 0 or below has a score function
             scores = gl.maximum(scores, LEAST_SCALE)
         return scores
 

@@ -72,7 +72,8 @@ def packed_span(mask: Program) -> Program:
 
 @dataclass(frozen=True)
 class ScoreFunction:
-    """A score as a Gluon function of products times `before`, whose results are natural times 1 / `after`."""
+    """A score as a Gluon function of products times `before`, whose results are natural times 1 / `after`; None:
+    products are scores, times the softmax scale, and may be any numbers."""
 
     function: Any
     before: float = 1.0
@@ -99,8 +100,8 @@ def modifier_functions(
     always = keep_node.is_constant and keep_node.value is True
     keep = None if always else compile_function((keep_node,), MASK_SYMBOLS, ranks, arithmetic, split_keys)
     span = compile_function(tuple(span_nodes), SPAN_SYMBOLS, ranks, arithmetic)
-    if score is None:
-        return Functions(keep, hides_newer(keep_node), span, None)
+    if score is None or not score.outputs:
+        return Functions(keep, hides_newer(keep_node), span, None if score is None else ScoreFunction(None))
     score_ranks = tuple(tensor.ndim for tensor in score.tensors)
     outputs, before, after = score.outputs, 1.0, 1.0
     cap = softcap_factors(*outputs) if folds else None

@@ -50,16 +50,31 @@ DEEPSEEK = {"model_type": "deepseek_v3", "num_attention_heads": 128, "kv_lora_ra
         (DEEPSEEK, [Layer(128, 128, 192, 128), Layer(128, 1, 576, 512, latent=512)]),
         ({"n_head": 12, "n_embd": 768}, [Layer(12, 12, 64, 64)]),
         ({**LLAMA, "sliding_window": 512, "use_sliding_window": False}, [Layer(8, 2, 64, 64)]),
+        ({**LLAMA, "attention_multiplier": 0.0078125}, [Layer(8, 2, 64, 64, scale=0.0078125)]),
+        ({**LLAMA, "query_pre_attn_scalar": 256}, [Layer(8, 2, 64, 64, scale=0.0625)]),
+        ({"text_config": {**LLAMA, "model_type": "gemma4_text"}}, [Layer(8, 2, 64, 64, scale=1.0)]),
     ],
 )
 def test_layers_of_a_config(config: dict, layers: list[Layer]) -> None:
     assert list(layers_of(config)) == layers
 
 
+def test_a_scale_that_chooses_other_kernels() -> None:
+    """Scores of products as they are may be too large for the usual ones of Hopper."""
+    largest = LargestStep(requests=1, tokens=1, length=16)
+    usual, small, large = (
+        {kernel.file for kernel in kernels_of([Layer(2, 1, 64, 64, scale=scale)], largest, "sm90", "engine")}
+        for scale in (None, 0.5, 1.0)
+    )
+    assert usual == small and len(large - usual) > 1
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [("[1, 2]", "holds a list"), ("{", "is no JSON"), ("{}", "no number of heads"),
-     ('{"num_attention_heads": 4}', "neither head_dim nor hidden_size")],
+     ('{"num_attention_heads": 4}', "neither head_dim nor hidden_size"),
+     ('{"num_attention_heads": 4, "hidden_size": 64, "attention_multiplier": -1}', "attention_multiplier is -1"),
+     ('{"num_attention_heads": 4, "hidden_size": 64, "query_pre_attn_scalar": "8"}', "query_pre_attn_scalar is '8'")],
 )  # fmt: skip
 def test_configs_that_are_none(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "config.json").write_text(text)

@@ -16,12 +16,13 @@ from torch import Tensor
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Features, Operands, modifier_args, programs
+from warpattn.problem.operands import Features, Operands, modifier_args
 from warpattn.problem.scales import ColumnScaleRows, scale_rows
 from warpattn.sequences import PagedKV, PagedRagged, Sequence
 
 from ...nvidia.arguments import strided
 from ...pieces.combine_config import CombineTile, allocate_parts
+from ..large_scores import programs
 from ..prefill.config import CONSUMER_ROWS
 from .arguments import ColumnScaledRows, DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledQueries, ScaledRows
 from .choice import even_cut, head_tiles, partitions, row_tiles

@@ -10,12 +10,13 @@ import torch
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Features, Operands, is_masked, modifier_args, programs, sees_first_keys
+from warpattn.problem.operands import Features, Operands, is_masked, modifier_args, sees_first_keys
 from warpattn.problem.scales import call_scales
 from warpattn.sequences import Sequence
 
 from ...nvidia.combine_launch import combine_launch, workspace
 from ..arguments import PrefillShape, SplitShape
+from ..large_scores import programs
 from ..widths import value_blocks
 from .config import SM90Config, pad_dim
 from .eight_bit.transpose_launch import transposed

@@ -12,13 +12,14 @@ from warpattn.kernels.pieces.scheduler_sizes import ORDER_WARPS, PROGRAM_BLOCKS,
 from warpattn.problem import CheckedCall
 from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Features, Operands, is_masked, modifier_args, programs
+from warpattn.problem.operands import Features, Operands, is_masked, modifier_args
 from warpattn.problem.scales import call_scales
 from warpattn.sequences import PagedKV, PagedRagged, Ragged
 
 from ...nvidia.arguments import ListedArgs, StridedRows, strided
 from ...nvidia.clipped_map import ClippedMap, clipped_maps
 from ...nvidia.combine_launch import ListedRows, combine_launch, workspace
+from ..large_scores import programs
 from ..prefill.config import pad_dim
 from ..prefill.eight_bit.transpose_launch import transposed
 from ..widths import value_blocks

@@ -10,6 +10,7 @@ it was given, and no instruction is left. convert.py makes the operands.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ....pieces.modifiers import folds_scale
 from ....pieces.scales import LEAST_SCALE, has_row_scale, has_scale, has_token_scale, head_scale, scaled_rows
 from ....pieces.softmax import as_quads, from_quads
 from ...layouts import accumulator_layout
@@ -34,7 +35,7 @@ def of_tile(ctx, tile, q_state, wg):
         scale *= gl.max(factors_of(ctx, q_state, wg).load(ONE), 0)
     if config.eight_bit is None:
         return ctx
-    elif ctx.mods.score is None:  # a scale of 0 or below has a score function
+    elif folds_scale(ctx.mods.score):  # a scale of 0 or below has a score function
         return ctx.with_scale(gl.maximum(scale, LEAST_SCALE))
     else:
         return ctx.with_scale(scale)
