@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,28 @@ def test_one_kernel_lists_the_blocks_of_many() -> None:
     kernels = list(kernels_of(layers_of(GPT_OSS), LargestStep(requests=64, tokens=4096, length=8192), "sm90"))
     names = [kernel.name for kernel in kernels]
     assert names.count("sm90.order") < names.count("sm90.prefill_varlen")
+
+
+def test_an_engine_of_gpt_oss_needs_few_kernels() -> None:
+    """Each takes seconds of a core before the engine serves."""
+    names = Counter(kernel.name for kernel in kernels_of(layers_of(GPT_OSS), LargestStep(), "sm90", "engine"))
+    long = {"sm90.prefill_varlen": 10, "sm90.decode": 12}
+    assert {name: names[name] for name in long} == long and names.total() <= 43, names
+
+
+def test_engines_compile_nothing_for_other_steps() -> None:
+    """Prompts of any length, and steps over pages of sizes that plug-ins round up to."""
+    layers, largest, draw = layers_of(GPT_OSS), LargestStep(), random.Random(3)
+    files = {kernel.file for kernel in kernels_of(layers, largest, "sm90", "engine")}
+    for _ in range(150):
+        layer, requests = draw.choice(layers), 1 << draw.randint(0, 8)
+        steps = [requests << n for n in range(14) if requests << n <= largest.tokens]
+        each = 1 + int(2 ** (draw.random() * 13)) % (largest.tokens // requests)
+        prompts = Example(layer, "ragged", requests, requests * each)
+        for example in (prompts, Example(layer, "paged-ragged", requests, draw.choice(steps), 2048)):
+            for launch in launches_of(example, 16, "sm90"):
+                file = kernel_cache.path_of((launch.name, launch.arch, launch.key))
+                assert file in files, (example, launch.name)
 
 
 def test_examples_reach_the_largest_step() -> None:
