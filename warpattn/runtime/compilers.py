@@ -6,17 +6,23 @@ Nothing here imports torch, so that the server can begin before: its imports tak
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Mapping
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 
-PRELOADED = ("triton.experimental.gluon", "triton.compiler")
+PRELOADED = ("triton.experimental.gluon", "triton.compiler", "warpattn.runtime.forked_compiler")
+HOPPER = "warpattn.kernels.sm90"
+KERNELS: Mapping[str, tuple[str, ...]] = {  # by architecture, as far as engines call them
+    "sm90": (f"{HOPPER}.select", f"{HOPPER}.prefill_varlen.signature", f"{HOPPER}.decode.signature"),
+}
 
 
-def start(module: str) -> BaseContext:
-    """The context of such processes, whose functions are in `module`; its server begins if there is none yet.
+def start(module: str, arch: str | None = None) -> BaseContext:
+    """The context of such processes, whose functions are in `module` and which compile for `arch`, if that is known;
+    its server begins if there is none yet.
 
     Forked from a server, because the process that calls may have a card's context."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([module, *PRELOADED])
+    context.set_forkserver_preload([module, *PRELOADED, *KERNELS.get(arch or "", ())])
     forkserver.ensure_running()
     return context

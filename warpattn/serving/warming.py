@@ -110,24 +110,18 @@ def warm(
     kernel_cache.require_triton()
     largest, layers = largest or LargestStep(), _layers(model)
     layers = layers if cache is None else with_cache(layers, cache)
-    context = compilers.start(__name__)  # imports while this process plans
+    context = compilers.start(__name__, arch)  # imports while this process plans
     workers = whole(processes, 1) or (os.cpu_count() or 1) * 5 // 4
     progress(0.0)
-    kernels, short, futures = 0, [], []
+    kernels = list(kernels_of(layers, largest, arch, calls))
+    missing = sorted((kernel for kernel in kernels if kernel_cache.load(kernel.file) is None), key=rank)
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(dict(os.environ),)) as pool:
         compiled = partial(_compile, page_size=largest.page_size, arch=arch)
-        for kernel in kernels_of(layers, largest, arch, calls):
-            kernels += 1
-            if kernel_cache.load(kernel.file) is None:
-                if rank(kernel) == 0:
-                    futures.append(pool.submit(compiled, kernel))  # before all others are known
-                else:
-                    short.append(kernel)
-        futures += [pool.submit(compiled, kernel) for kernel in sorted(short, key=rank)]
+        futures = [pool.submit(compiled, kernel) for kernel in missing]
         for done, future in enumerate(as_completed(futures), 1):
             future.result()
             progress(done / len(futures))
-    return Warmed(kernels, len(futures))
+    return Warmed(len(kernels), len(missing))
 
 
 def _layers(model: str | PathLike[str] | Mapping[str, Any] | Sequence[Layer]) -> Sequence[Layer]:

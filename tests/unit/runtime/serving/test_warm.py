@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 pytest.importorskip("triton")
 
 import warpattn as wa
+from warpattn.__main__ import named_arch
 from warpattn.cli.app import app
 from warpattn.problem.backends import LIMITS
 from warpattn.runtime import kernel_cache
@@ -257,6 +258,30 @@ command.main()
         ends[name] = subprocess.run(line, capture_output=True, text=True, check=False)
     assert (ends["warm"].returncode, ends["warm"].stderr.strip()) == (1, "begun")
     assert ends["doctor"].returncode == 0, ends["doctor"].stderr
+
+
+def test_compiling_processes_begin_with_what_all_need() -> None:
+    """Twenty of them would each take more than a second of a core for it."""
+    program = """
+from concurrent.futures import ProcessPoolExecutor
+from warpattn.runtime import compilers
+named = compilers.PRELOADED + compilers.KERNELS["sm90"]
+with ProcessPoolExecutor(1, mp_context=compilers.start("warpattn.serving.warming", "sm90")) as pool:
+    missing = f"set({named}) - set(__import__('sys').modules)"
+    digests = "__import__('triton').runtime.cache.triton_key.cache_info().currsize"
+    print(len(named), *(pool.submit(eval, told).result() for told in (missing, digests)))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.split("\n")[0] == "6 set() 1", run.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "arch"),
+    [(["warm", "x"], "sm90"), (["warm", "--arch", "gfx942", "x"], "gfx942"), (["warm", "--arch=sm103"], "sm103"),
+     (["warm", "--arch"], "")],
+)  # fmt: skip
+def test_the_architecture_whose_kernels_the_server_reads(words: list[str], arch: str) -> None:
+    assert named_arch(words) == arch
 
 
 @pytest.mark.parametrize(

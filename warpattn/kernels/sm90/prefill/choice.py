@@ -116,7 +116,7 @@ def pack(
     def least_work(candidate: Candidate) -> float:
         return candidate.head_microseconds if target is None else _shared_evenly(problem, candidate, target)
 
-    counts, at_length = KeyTiles(problem), None if long is None else KeyTiles(long)
+    counts, at_length = KeyTiles(problem), None if long is None else _kept_tiles(long)
     first = counts.candidate(tiling(usual))
     if at_length is not None:
         first, why = _several_heads(first, why, counts, at_length)
@@ -212,6 +212,12 @@ class KeyTiles:
         if self.masked and (tokens, keys) not in self.counted:
             self.counted[tokens, keys] = span_tiles(self.problem, tokens, keys)
         return self.counted.get((tokens, keys))
+
+
+@lru_cache(64)
+def _kept_tiles(problem: Problem) -> KeyTiles:
+    """Those of a long problem, which many others are held against."""
+    return KeyTiles(problem)
 
 
 def _same_for_heads(problem: Problem) -> bool:
