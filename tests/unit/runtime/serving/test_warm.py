@@ -24,10 +24,12 @@ from warpattn.serving.warming import (
     ABSORBED,
     CALLS,
     Example,
+    Needed,
     examples_of,
     kernels_of,
     kinds_of_engines,
     launches_of,
+    processes_for,
     warm,
 )
 
@@ -205,6 +207,14 @@ def test_engines_compile_nothing_for_other_steps() -> None:
             for launch in launches_of(example, 16, "sm90"):
                 file = kernel_cache.path_of((launch.name, launch.arch, launch.key))
                 assert file in files, (example, launch.name)
+
+
+@pytest.mark.parametrize(("long", "processes"), [(0, 16), (10, 16), (17, 17), (20, 20), (33, 20)])
+def test_processes_for_kernels_that_take_long(long: int, processes: int) -> None:
+    """Two rounds of them where a few more processes than cores would do take longest."""
+    name, example = "sm90.prefill_varlen", Example(Layer(2, 1, 64, 64), "ragged", 1, 1)
+    kernels = [Needed(example, 0, name if n < long else "sm90.order", None) for n in range(40)]
+    assert processes_for(kernels, 16) == processes and processes_for(kernels, 1) == 1
 
 
 def test_examples_reach_the_largest_step() -> None:
