@@ -137,6 +137,7 @@ def ragged(mask: Mask, lengths: int, batch: int, dim: int, max_q: int | None) ->
         (Causal(), 64, 8192, 2, 4, 128, 1),
         (Causal(), 128, 2048, 2, 4, 128, 1),
         (Causal(), 128, 1300, 2, 1, 128, 1),
+        (Causal() & Document(torch.zeros(4096).int()), 128, 2048, 2, 1, 128, 1),
         (Full(), 64, 8192, 2, 1, 128, 1),
         (Causal(), 128, 40, 50, 4, 128, 1),
         (Full(), 128, 2048, 1, 1, 128, 1),

@@ -143,9 +143,11 @@ def pack(
 def _several_heads(
     one: Candidate, why: str, counts: KeyTiles, at_length: KeyTiles
 ) -> tuple[Candidate, str]:
-    """The usual tile with as many query heads as it may hold, where sequences have many keys and a mask, if that is no
-    more work here nor for long ones: its rows end closer to each other, and one kernel serves more lengths."""
-    if not counts.masked or counts.problem.seq_k < MANY_KEYS or one.config.eight_bit is not None:
+    """The usual tile with as many query heads as it may hold, where sequences have many keys and a mask, as those on
+    record, if that is no more work here nor for long ones: its rows end closer to each other, and one kernel serves
+    more lengths."""
+    recorded = counts.masked and _counted(counts.problem) and one.config.eight_bit is None
+    if not recorded or counts.problem.seq_k < MANY_KEYS:
         return one, why
     most = one.head_microseconds, at_length.candidate(one.tiling).head_microseconds
     for heads in sorted(packable(counts.problem), reverse=True):
