@@ -1,6 +1,6 @@
-"""Processes that compile kernels, forked from a server that imports what all of them need, once.
+"""The server that compiling processes are forked from.
 
-Nothing here imports torch, so that the server can begin before: its imports take as long as the caller's own.
+Nothing here imports torch, so that it can begin before: its imports take as long as the caller's own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 
-PRELOADED = ("triton.experimental.gluon", "triton.compiler", "warpattn.runtime.forked_compiler")
+PRELOADED = ("triton.experimental.gluon", "triton.compiler", "warpattn.runtime.compilers.begun")
 HOPPER = "warpattn.kernels.sm90"
 KERNELS: Mapping[str, tuple[str, ...]] = {  # by architecture, as far as engines call them
     "sm90": (f"{HOPPER}.select", f"{HOPPER}.prefill_varlen.signature", f"{HOPPER}.decode.signature"),
