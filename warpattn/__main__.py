@@ -9,6 +9,17 @@ from warpattn.runtime import compilers
 
 NEEDED = ("typer", "rich")
 WARMING = "warpattn.serving.warming"
+HOPPER = "sm90"
+
+
+def named_arch(words: list[str]) -> str:
+    """The architecture that `--arch` names; without it Hopper, for whose kernels another card's server waits half a
+    second in vain."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name == "--arch":
+            return value if equals else following
+    return HOPPER
 
 
 def main() -> None:
@@ -17,7 +28,7 @@ def main() -> None:
     if missing:
         sys.exit(f"the command line needs {' and '.join(missing)}: pip install {' '.join(NEEDED)} safetensors")
     if "warm" in sys.argv[1:] and find_spec("triton") is not None:
-        compilers.start(WARMING)  # which imports torch while this process does
+        compilers.start(WARMING, named_arch(sys.argv))  # which imports torch while this process does
     from warpattn.cli.app import app
 
     app()

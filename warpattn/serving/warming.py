@@ -87,10 +87,10 @@ def warm(
     "engine" for those of our plug-ins for engines alone, slots, ragged prompts and steps over pages. cache: what pages
     of 8 bits hold, for layers that do not say; without it pages have the layers' dtype. arch: a name of `plan --arch`
     or sm103 (B300); that of the current device if None, needed without one. processes: at most as many at a time;
-    a quarter more than there are cores if None, so that the last long kernel does not wait for one. progress: called
-    with the part done, 0 .. 1. Covers `attention`, `attention_varlen`, `attention_paged` with and without ragged
-    queries, plans of them, `append_paged` and `append_slots` without rotation; tensors as engines have them, in rows of
-    16 bytes.
+    as many as there are cores if None, or a few more where as many kernels take long, so that none of these waits for
+    another. progress: called with the part done, 0 .. 1. Covers `attention`, `attention_varlen`, `attention_paged` with
+    and without ragged queries, plans of them, `append_paged` and `append_slots` without rotation; tensors as engines
+    have them, in rows of 16 bytes.
 
     Raises AttentionError for unknown calls or architectures, for layers that the kernels do not take, and where the
     cache cannot keep kernels.
@@ -110,24 +110,18 @@ def warm(
     kernel_cache.require_triton()
     largest, layers = largest or LargestStep(), _layers(model)
     layers = layers if cache is None else with_cache(layers, cache)
-    context = compilers.start(__name__)  # imports while this process plans
-    workers = whole(processes, 1) or (os.cpu_count() or 1) * 5 // 4
+    context = compilers.start(__name__, arch)  # imports while this process plans
     progress(0.0)
-    kernels, short, futures = 0, [], []
+    kernels = list(kernels_of(layers, largest, arch, calls))
+    missing = sorted((kernel for kernel in kernels if kernel_cache.load(kernel.file) is None), key=rank)
+    workers = whole(processes, 1) or processes_for(missing, os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(dict(os.environ),)) as pool:
         compiled = partial(_compile, page_size=largest.page_size, arch=arch)
-        for kernel in kernels_of(layers, largest, arch, calls):
-            kernels += 1
-            if kernel_cache.load(kernel.file) is None:
-                if rank(kernel) == 0:
-                    futures.append(pool.submit(compiled, kernel))  # before all others are known
-                else:
-                    short.append(kernel)
-        futures += [pool.submit(compiled, kernel) for kernel in sorted(short, key=rank)]
+        futures = [pool.submit(compiled, kernel) for kernel in missing]
         for done, future in enumerate(as_completed(futures), 1):
             future.result()
             progress(done / len(futures))
-    return Warmed(kernels, len(futures))
+    return Warmed(len(kernels), len(missing))
 
 
 def _layers(model: str | PathLike[str] | Mapping[str, Any] | Sequence[Layer]) -> Sequence[Layer]:
@@ -145,6 +139,11 @@ def _layers(model: str | PathLike[str] | Mapping[str, Any] | Sequence[Layer]) ->
 def rank(kernel: Needed) -> int:
     """0 for those that compile longest, and so on, so that no core is left with a long one at the end."""
     return next((rank for rank, part in enumerate(("prefill", "decode", "mla")) if part in kernel.name), 3)
+
+
+def processes_for(kernels: Sequence[Needed], cores: int) -> int:
+    """How many compile at a time: a core for each, but up to a quarter more if so many kernels take longest."""
+    return min(max(cores, sum(rank(kernel) == 0 for kernel in kernels)), cores * 5 // 4)
 
 
 def _begin(environment: dict[str, str]) -> None:

@@ -12,7 +12,7 @@ from bench.choices import checked, described, empty
 from tests.unit.kernels.sm90_builds import chosen
 from warpattn.kernels.pieces.span_tiles import span_tiles
 from warpattn.kernels.sm90.candidates import candidates
-from warpattn.kernels.sm90.prefill.choice import choose
+from warpattn.kernels.sm90.prefill.choice import MANY_KEYS, choose
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT, choose_config
 from warpattn.kernels.sm90.prefill.rates import COMMAND, RECORDS, measured_tile
 from warpattn.kernels.sm90.prefill.tilings import tile_shape, tiling
@@ -22,7 +22,7 @@ from warpattn.problem import Call, Problem, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import PlanOptions
 from warpattn.problem.operands import is_masked
-from warpattn.sequences import Dense, PagedKV, Ragged
+from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
 
 TRIED = [json.loads(Path(__file__).parents[3].joinpath(record).read_text()) for record in RECORDS]
 # Shapes that get 192 x 128, products in turn, at 80 and 96 columns: that tile was not there when they were tried.
@@ -134,7 +134,10 @@ def ragged(mask: Mask, lengths: int, batch: int, dim: int, max_q: int | None) ->
         (Causal() & SlidingWindow(50), 64, 300, 9, 4, 32, 1),
         (Causal() & SlidingWindow(1024), 64, 8192, 4, 4, 128, 1),
         (Causal() & SlidingWindow(128), 128, 8192, 4, 4, 32, 1),
-        (Causal(), 64, 8192, 2, 1, 128, 1),
+        (Causal(), 64, 8192, 2, 4, 128, 1),
+        (Causal(), 128, 2048, 2, 4, 128, 1),
+        (Causal(), 128, 1300, 2, 1, 128, 1),
+        (Causal() & Document(torch.zeros(4096).int()), 128, 2048, 2, 1, 128, 1),
         (Full(), 64, 8192, 2, 1, 128, 1),
         (Causal(), 128, 40, 50, 4, 128, 1),
         (Full(), 128, 2048, 1, 1, 128, 1),
@@ -145,6 +148,40 @@ def test_what_lengths_on_the_device_get(mask: Mask, dim, lengths, batch, packed,
     tiles = choice.config.tiles
     assert (tiles.packed, tiles.block_n, choice.partitions) == (packed, keys, parts)
     assert choice.config.topology.smem_bytes + 512 <= SMEM_LIMIT
+
+
+def test_tiles_of_all_heads_were_no_slower_with_many_keys_under_a_mask() -> None:
+    """What the plan takes for granted where lengths are on the device: the same tile and rings, one head or all."""
+    shares = {}
+    for tried in (case for record in TRIED for case in record["cases"]):
+        case, times = Case(**tried["case"]), dict(tried["microseconds"])
+        times[tried["chosen"]] = times.pop("chosen")
+        problem = checked(case, empty(case)).problem
+        if not is_masked(problem) or case.seq_k < MANY_KEYS or case.heads_q == case.heads_kv:
+            continue
+        usual, _ = choose_config(problem.element, case.dim, case.dim_v, case.seq_q, True)
+        start = f"{usual.block_m}x{usual.block_n} "
+        alone = [name for name in times if name.startswith(start) and name.endswith(" heads1 parts1")]
+        for name in alone:
+            every = name.replace("heads1 ", f"heads{case.heads_q // case.heads_kv} ")
+            shares |= {(case.name, name): times[every] / times[name]} if every in times else {}
+    assert len(shares) == 12 and max(shares.values()) < 1, shares
+
+
+@pytest.mark.parametrize("page_size", [0, 16])
+@pytest.mark.parametrize("tokens", [32, 128, 600, 2048, 4096, 8192])
+def test_prompts_over_many_keys_have_two_tiles(tokens: int, page_size: int) -> None:
+    """Whatever their lengths, all heads of a key head are in a tile: few kernels serve an engine's steps."""
+    pages = torch.empty(1, dtype=torch.bfloat16).expand(2048, 16, 8, 64)
+    q, cu = pages.new_empty(1).expand(tokens, 64, 64), torch.tensor([0, tokens], dtype=torch.int32)
+    if page_size:
+        kv = PagedKV(pages, pages, torch.zeros(1, 2048, dtype=torch.int32), torch.full((1,), 32768, dtype=torch.int32))
+        call = Call(q, pages, pages, PagedRagged(kv, Ragged(cu)), Causal())
+    else:
+        k = pages.new_empty(1).expand(32768, 8, 64)
+        call = Call(q, k, k, Ragged(cu, torch.tensor([0, 32768], dtype=torch.int32)), Causal())
+    tiles = choose_varlen(validate(replace(call, backend="simulate:sm90")).problem, ARCHS["sm90"]).config.tiles
+    assert (tiles.packed, tiles.block_n, tiles.consumers) == (8, 128, 2 if tokens <= 2048 else 3)
 
 
 @pytest.mark.parametrize("mask", [Full(), Causal(), SlidingWindow(100)])

@@ -66,7 +66,7 @@ def warm_command(
     calls: Annotated[str, typer.Option(help="all, or engine: those of the plug-ins for engines alone")] = "all",
     kv_dtype: Annotated[str, typer.Option(help=f"A cache of 8 bits: {spelling.STORED_HELP}")] = "",
     kv_scales: Annotated[str, typer.Option(help=f"What its scales belong to: {spelling.SCALES_HELP}")] = "",
-    processes: Annotated[int, typer.Option(help="Compilers at a time; 0: a quarter more than cores")] = 0,
+    processes: Annotated[int, typer.Option(help="Compilers at a time; 0: as many as cores, or a few more")] = 0,
 ) -> None:
     """Compile the kernels that a model's attention needs, so that serving it compiles nothing."""
     largest = LargestStep(requests, tokens, length, page_size, drafts)

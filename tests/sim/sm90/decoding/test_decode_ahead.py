@@ -141,6 +141,13 @@ def test_when_launches_overlap(batch, keys, chosen):
     )
 
 
+def test_one_kernel_prefetches_any_number_of_tiles():
+    """The number is an argument: steps of few and of many requests run the same code."""
+    config = of_shape(8, 8192)
+    none, one, four = (replace(config, overlap=replace(config.overlap, prefetch_tiles=n)).compiled for n in (0, 1, 4))
+    assert none != one == four
+
+
 @pytest.mark.parametrize(("batch", "keys", "asked"), [(1, 16384, 0), (8, 8192, 0), (1, 131072, 3), (32, 16384, 3)])
 def test_keys_that_are_ready_fill_a_deep_ring(batch, keys, asked):
     """Of short tiles, whatever a CTA's bytes; where its range is longer than the ring it prefetches `asked` more."""

@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 pytest.importorskip("triton")
 
 import warpattn as wa
+from warpattn.__main__ import named_arch
 from warpattn.cli.app import app
 from warpattn.problem.backends import LIMITS
 from warpattn.runtime import kernel_cache
@@ -22,10 +24,12 @@ from warpattn.serving.warming import (
     ABSORBED,
     CALLS,
     Example,
+    Needed,
     examples_of,
     kernels_of,
     kinds_of_engines,
     launches_of,
+    processes_for,
     warm,
 )
 
@@ -198,6 +202,36 @@ def test_one_kernel_lists_the_blocks_of_many() -> None:
     assert names.count("sm90.order") < names.count("sm90.prefill_varlen")
 
 
+def test_an_engine_of_gpt_oss_needs_few_kernels() -> None:
+    """Each takes seconds of a core before the engine serves."""
+    names = Counter(kernel.name for kernel in kernels_of(layers_of(GPT_OSS), LargestStep(), "sm90", "engine"))
+    long = {"sm90.prefill_varlen": 10, "sm90.decode": 12}
+    assert {name: names[name] for name in long} == long and names.total() <= 43, names
+
+
+def test_engines_compile_nothing_for_other_steps() -> None:
+    """Prompts of any length, and steps over pages of sizes that plug-ins round up to."""
+    layers, largest, draw = layers_of(GPT_OSS), LargestStep(), random.Random(3)
+    files = {kernel.file for kernel in kernels_of(layers, largest, "sm90", "engine")}
+    for _ in range(150):
+        layer, requests = draw.choice(layers), 1 << draw.randint(0, 8)
+        steps = [requests << n for n in range(14) if requests << n <= largest.tokens]
+        each = 1 + int(2 ** (draw.random() * 13)) % (largest.tokens // requests)
+        prompts = Example(layer, "ragged", requests, requests * each)
+        for example in (prompts, Example(layer, "paged-ragged", requests, draw.choice(steps), 2048)):
+            for launch in launches_of(example, 16, "sm90"):
+                file = kernel_cache.path_of((launch.name, launch.arch, launch.key))
+                assert file in files, (example, launch.name)
+
+
+@pytest.mark.parametrize(("long", "processes"), [(0, 16), (10, 16), (17, 17), (20, 20), (33, 20)])
+def test_processes_for_kernels_that_take_long(long: int, processes: int) -> None:
+    """Two rounds of them where a few more processes than cores would do take longest."""
+    name, example = "sm90.prefill_varlen", Example(Layer(2, 1, 64, 64), "ragged", 1, 1)
+    kernels = [Needed(example, 0, name if n < long else "sm90.order", None) for n in range(40)]
+    assert processes_for(kernels, 16) == processes and processes_for(kernels, 1) == 1
+
+
 def test_examples_reach_the_largest_step() -> None:
     largest = LargestStep(requests=3, tokens=5, length=40, page_size=16)
     found = list(examples_of(Layer(2, 1, 64, 64), largest, ("dense", "ragged", "paged")))
@@ -249,6 +283,30 @@ command.main()
         ends[name] = subprocess.run(line, capture_output=True, text=True, check=False)
     assert (ends["warm"].returncode, ends["warm"].stderr.strip()) == (1, "begun")
     assert ends["doctor"].returncode == 0, ends["doctor"].stderr
+
+
+def test_compiling_processes_begin_with_what_all_need() -> None:
+    """Twenty of them would each take more than a second of a core for it."""
+    program = """
+from concurrent.futures import ProcessPoolExecutor
+from warpattn.runtime import compilers
+named = compilers.PRELOADED + compilers.KERNELS["sm90"]
+with ProcessPoolExecutor(1, mp_context=compilers.start("warpattn.serving.warming", "sm90")) as pool:
+    missing = f"set({named}) - set(__import__('sys').modules)"
+    digests = "__import__('triton').runtime.cache.triton_key.cache_info().currsize"
+    print(len(named), *(pool.submit(eval, told).result() for told in (missing, digests)))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.split("\n")[0] == "6 set() 1", run.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "arch"),
+    [(["warm", "x"], "sm90"), (["warm", "--arch", "gfx942", "x"], "gfx942"), (["warm", "--arch=sm103"], "sm103"),
+     (["warm", "--arch"], "")],
+)  # fmt: skip
+def test_the_architecture_whose_kernels_the_server_reads(words: list[str], arch: str) -> None:
+    assert named_arch(words) == arch
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ class DecodeShape(NamedTuple):
     page_size: Any
     splits: Any  # equal parts of a head, or
     whole: Any  # heads of a CTA: an `EvenCut`
+    prefetched: Any = 0  # key tiles of a CTA whose keys it prefetches, in decode
 
 
 class MappedRows(NamedTuple):

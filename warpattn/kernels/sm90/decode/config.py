@@ -65,7 +65,7 @@ class Overlap:
     pdl: bool = False
     kv_ready_before_dependency: bool = False  # all keys and values but those of new tokens
     max_inflight_stages: int | None = None  # ring slots with copies in flight at a time; None: all
-    prefetch_tiles: int = 0  # key tiles of a CTA whose keys it prefetches to L2
+    prefetch_tiles: int = 0  # key tiles of a CTA whose keys it prefetches to L2; an argument of the kernel if not 0
     trigger_max_units: int = 0  # longest range, in units, that triggers early
     trigger_fraction: int = 32  # 1 / trigger_fraction of the range remains then
 
@@ -226,6 +226,11 @@ class DecodeConfig(KeyTileSizes, StreamConfig):
     def max_registers(self) -> int:
         """Registers a thread at launch, so that `ctas` blocks fit on an SM."""
         return 65536 // (self.topology.threads * self.ctas) // 8 * 8
+
+    @property
+    def compiled(self) -> DecodeConfig:
+        """What the kernel is compiled for: whether any tiles are prefetched, since their number is an argument."""
+        return replace(self, overlap=replace(self.overlap, prefetch_tiles=min(1, self.overlap.prefetch_tiles)))
 
 
 def with_fields(config: Config, fields: Mapping[str, Any]) -> Config:

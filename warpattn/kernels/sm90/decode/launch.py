@@ -39,7 +39,8 @@ def list_launches(
     problem, config = checked.problem, choice.config
     rows = config.kept_rows if config.swap_ab else head_rows(problem)
     args = arguments(checked, x, sequence, choice) | {"workspace": workspace(problem, choice, rows, x.q.device)}
-    features = features_of(checked)
+    args["shape"] = args["shape"]._replace(prefetched=config.overlap.prefetch_tiles)
+    config, features = config.compiled, features_of(checked)
 
     def source():
         from .signature import decode_source  # imports Triton

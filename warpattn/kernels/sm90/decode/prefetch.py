@@ -53,14 +53,14 @@ class RangeContext:
 
 @gluon.jit
 def prefetch_range(keys, work, mods, config: gl.constexpr):
-    """Prefetch keys of the configuration's number of tiles (128 boxes at most) of the first head of the range."""
+    """Prefetch keys of `work.prefetched` tiles (128 boxes at most) of the first head of the range."""
     stream_k, start = my_range(keys, work, mods, config)
     ctx = RangeContext(keys, work, mods, stream_k, config)
     if start.unit < stream_k.first(gl.program_id(0) + 1):
         item = item_at(ctx, start)
         box = gl.arange(0, 128, BOXES)
         tile = gl.minimum(item.begin + box // config.boxes, item.end - 1)
-        wanted = (box < gl.minimum(config.overlap.prefetch_tiles, item.end - item.begin) * config.boxes).to(gl.int32)
+        wanted = (box < gl.minimum(work.prefetched, item.end - item.begin) * config.boxes).to(gl.int32)
         key = item.key_tile(tile) * config.block_n + box % config.boxes * config.box
         outer, row = find_box(ctx, item, key)
         page, head = in_cache(ctx, outer), item.part.head + 0 * box

@@ -14,6 +14,7 @@ from warpattn.kernels.topology import Registers
 from .config import ALIGNMENT, OTHER_REGISTERS, SMEM_LIMIT, SM90Config, stored
 from .rates import Rate, TileShape, rate_of, row_words, tiles_of
 
+LENGTHS_SLOTS = 4  # of rings at least where lengths are on the device: keys may come page by page
 REGISTERS = {1: Registers(232, 24), 2: Registers(240, 24), 3: Registers(160, 32), 4: Registers(112, 32)}  # by consumers
 
 
@@ -49,21 +50,22 @@ def tilings_of(
     """The usual configuration and those with other tiles, each with so many heads in a tile. They depend on head dims
     and dtypes and not on sizes, so they are remembered."""
     tiles = tiles_of(usual.wide, lengths) if counted else ()
-    configs = [usual, *other_tiles(usual, (tile for tile in tiles if tile.keys == usual.block_n or not same_keys))]
+    taken = (tile for tile in tiles if tile.keys == usual.block_n or not same_keys)
+    configs = [usual, *other_tiles(usual, taken, LENGTHS_SLOTS if lengths else 2)]
     return [tiling(replace(config, packed=n)) for config in configs for n in heads]
 
 
-def other_tiles(usual: SM90Config, tiles: Iterable[TileShape]) -> Iterator[SM90Config]:
+def other_tiles(usual: SM90Config, tiles: Iterable[TileShape], slots: int = 2) -> Iterator[SM90Config]:
     """Configurations with those of the `tiles` that registers and shared memory hold."""
     if usual.eight_bit is None:
         for tile in tiles:
             if tile != tile_shape(usual):
-                yield from with_tile(usual, tile)
+                yield from with_tile(usual, tile, slots)
 
 
-def with_tile(usual: SM90Config, tile: TileShape) -> Iterator[SM90Config]:
-    """The configuration with another tile and the deepest rings that shared memory holds, if that holds two slots and
-    registers the tile."""
+def with_tile(usual: SM90Config, tile: TileShape, slots: int = 2) -> Iterator[SM90Config]:
+    """The configuration with another tile and the deepest rings that shared memory holds, of `slots` or 256 keys at
+    first, if that holds two slots and registers the tile."""
     registers = REGISTERS[tile.consumers]
     if tile.keys // 2 + usual.padded_v // 2 + OTHER_REGISTERS > registers.consumer:
         return
@@ -73,8 +75,8 @@ def with_tile(usual: SM90Config, tile: TileShape) -> Iterator[SM90Config]:
         usual, consumers=tile.consumers, block_n=tile.keys, store_parts=usual.v_parts, ctas=tile.ctas,
         registers=registers, take_turns=tile.consumers in (2, 3),
     )  # fmt: skip
-    slots = dict.fromkeys((256 // tile.keys, 4, 3, 2))
-    rings = (stored(replace(config, q_stages=q, kv_stages=kv)) for q in (2, 1) for kv in slots)
+    depths = dict.fromkeys((max(slots, 256 // tile.keys), 4, 3, 2))
+    rings = (stored(replace(config, q_stages=q, kv_stages=kv)) for q in (2, 1) for kv in depths)
     fitting = (ring for ring in rings if (ring.smem_bytes + 2 * ALIGNMENT) * ring.ctas <= SMEM_LIMIT)
     yield from islice(fitting, 1)
 

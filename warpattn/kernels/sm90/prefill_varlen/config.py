@@ -91,7 +91,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     if problem.page_size and problem.kv_dtype is None:
         keys = tiles.block_n if box else min(tiles.block_n, COPIED_KEYS)
         tiles = replace(tiles, registers=replace(tiles.registers, producer=PAGED_REGISTERS), block_n=keys)
-    near = replace(usual, batch=1, seq_q=_near(usual.seq_q), seq_k=_near(usual.seq_k))
+    near = replace(usual, batch=1, seq_q=_near(usual.seq_q), seq_k=_near(usual.seq_k), max_q=0)
     best, why = _pack(near, tiles, why, options.batch_invariant)
     parts, split_why = 1, ""
     if not (options.batch_invariant and problem.ragged_queries):
