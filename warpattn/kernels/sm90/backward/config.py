@@ -33,7 +33,7 @@ from warpattn.problem.arch import Arch
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import is_masked
 
-from ...nvidia.backward.arguments import STAGES, VISIT_FIELDS, VISITS
+from ...nvidia.backward.arguments import STAGES, TURN_FIELDS, VISIT_FIELDS, VISITS
 from ...nvidia.backward.order import key_tile_choice
 from ...nvidia.backward.tiles import BackwardTiles, problem_fields
 from ..prefill.config import CONSUMER_ROWS
@@ -115,6 +115,11 @@ class BackwardConfig(BackwardTiles):
         return CONSUMER_ROWS
 
     @cached_property
+    def in_turns(self) -> bool:
+        """Whether warps of their own wait for turns and add dQ, see `ordered.py`."""
+        return self.deterministic and not self.attend_adds
+
+    @cached_property
     def dq_buffers(self) -> int:
         """Buffers of dQ on its way to global memory."""
         return CONSUMERS if self.attend_adds else min(self.ds_stages, self.dq_parts)
@@ -128,20 +133,31 @@ class BackwardConfig(BackwardTiles):
         attend = ("weigh", "derive") if self.by_product else tuple(f"attend {wg}" for wg in range(CONSUMERS))
         roles = [Role(name, 4, self.registers.attend) for name in attend]
         reduce = () if self.attend_adds else ("reduce",)
-        roles += [Role(name, 4, self.registers.reduce) for name in reduce] + [Role("load", 1, self.registers.load)]
+        ordered = ("turn", "add", "pass") if self.in_turns else ()
+        roles += [Role(name, 4, self.registers.reduce) for name in reduce]
+        roles += [Role(name, 1, self.registers.load) for name in ("load", *ordered)]
         qk, v = self.padded_qk, self.padded_v
         slot = self.element.bytes * self.block_n * self.block_m
         edges = [
             Edge("K", "load", (*(attend[:1] if self.by_product else attend), *reduce), 1, self.key_bytes(qk)),
             Edge("V", "load", attend[1:] if self.by_product else attend, 1, self.key_bytes(v)),
-            Edge("Q", "load", attend, STAGES, self.row_bytes(qk)),
+            Edge("Q", "load", (*attend, *ordered[:1]), STAGES, self.row_bytes(qk)),
             Edge("dO", "load", attend, STAGES, self.row_bytes(v)),
             Edge("dS", attend[-1], reduce or attend, self.ds_stages, slot),
         ]
         if self.by_product:
             edges.append(Edge("P", "weigh", ("derive",), self.ds_stages, slot))
-        staging = 4 * self.dq_buffers * self.block_m * self.dq_cols + self.out_bytes
-        return Topology(tuple(roles), tuple(edges), staging + 4 * VISITS * VISIT_FIELDS)
+        added = 4 * self.block_m * self.dq_cols
+        private = self.out_bytes + 4 * VISITS * VISIT_FIELDS
+        if self.in_turns:
+            edges += [
+                Edge("turns", "turn", ("add",), STAGES, 4 * TURN_FIELDS),
+                Edge("dQ", "reduce", ("add",), self.dq_buffers, added),
+                Edge("added", "add", ("pass",), STAGES, 4 * TURN_FIELDS),
+            ]
+        else:
+            private += self.dq_buffers * added
+        return Topology(tuple(roles), tuple(edges), private)
 
     @cached_property
     def out_bytes(self) -> int:
