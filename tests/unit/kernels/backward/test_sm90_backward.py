@@ -14,7 +14,7 @@ from warpattn.kernels.sm90.backward.config import CONSUMERS, BackwardConfig, cho
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import disassembled, opcode_counts, resources
-from warpattn.masks import Causal, Full, Mask
+from warpattn.masks import Causal, Full, Mask, SlidingWindow
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.scores import ALiBi, Bias, Score, SoftCap
@@ -146,7 +146,8 @@ def test_heads_of_a_section_run_at_once() -> None:
         return choose(problem, ARCHS["sm90"], deterministic).order.section
 
     assert [section(Causal(), seq) for seq in (1024, 4096, 16384)] == [16, 4, 1]
-    assert section(Full(), 1024) == section(Causal(), 1024, deterministic=True) == 1
+    assert section(Full(), 1024) == section(SlidingWindow(64), 1024, deterministic=True) == 1
+    assert [section(Causal(), seq, deterministic=True) for seq in (1024, 4096, 16384)] == [16, 4, 1]
 
 
 def test_narrow_values_take_less_memory_beside_wide_keys() -> None:

@@ -5,10 +5,10 @@
       add      adds dQ by TMA, and waits until it has arrived               ── added ─▶ pass
       pass     a fence of all memory, and the counter
 
-A turn passes through L2: the addition of up to 32 KB, the fence, the counter and a poll that sees it take about as long
-as a tile. In `reduce` they follow its product, so that a tile takes both; here none of them is in a tile's way unless
-the CTA before is late. Each has a warp of its own: the next turn is waited for while the last one is passed, and the next
-tile is added while the fence of the last one waits.
+A turn passes through L2: the addition of up to 32 KB, the fence, the counter and a poll that sees it take about as
+long as a tile. In `reduce` they follow its product, so that a tile takes both; here none of them is in a tile's way
+unless the CTA before is late. Each has a warp of its own: the next turn is waited for while the last one is passed, and
+the next tile is added while the fence of the last one waits.
 """
 
 from triton.experimental import gluon
