@@ -270,8 +270,9 @@ def turn_at(ctx, number, tile, last):
     if ctx.config.mirrored:
         rows = ctx.work.lap_rows()
         first = n // rows * rows
-        latest = gl.minimum((last + ctx.config.block_n - 1) // ctx.config.block_n, first + rows) - 1
-        return gl.where(ctx.work.downward(number, ctx.config), n, first + latest - n)
+        down = ctx.work.downward(number, ctx.config)
+        seen = gl.minimum((last + ctx.config.block_n - 1) // ctx.config.block_n, gl.where(down, 0, first + rows))
+        return seen + gl.where(down, n, first - 1 - n)  # two numbers to keep for all tiles
     elif ctx.config.side_by_side:
         return n
     elif ctx.config.rotate:

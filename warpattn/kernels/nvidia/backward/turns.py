@@ -11,10 +11,9 @@ BEHIND = gl.constexpr(sizes.BEHIND)
 
 
 @gluon.jit
-def take_turn(ctx, visit, share: gl.constexpr = 0):
-    """Wait until all CTAs that add to a tile before this one have, if this one does; the tile's counter. Warpgroups
-    that share a tile have a counter each, of its first blocks of rows."""
-    counter = turn_counter(ctx, ctx.keys.head + visit.h, ctx.keys.row + visit.row) + share
+def take_turn(ctx, visit):
+    """Wait until all CTAs that add to a tile before this one have, if this one does; the tile's counter."""
+    counter = turn_counter(ctx, ctx.keys.head + visit.h, ctx.keys.row + visit.row)
     if visit.row < BEHIND:
         gl.atomic_poll(counter, visit.turn, sem="acquire")
     return counter

@@ -115,9 +115,16 @@ class BackwardConfig(BackwardTiles):
         return CONSUMER_ROWS
 
     @cached_property
-    def in_turns(self) -> bool:
-        """Whether warps of their own wait for turns and add dQ, see `ordered.py`."""
-        return self.deterministic and not self.attend_adds
+    def adds(self) -> tuple[str, ...]:
+        """The roles that add dQ."""
+        if self.attend_adds:
+            return self.attending
+        return ("add",) if self.deterministic else ("reduce",)
+
+    @cached_property
+    def attending(self) -> tuple[str, ...]:
+        """The roles of the warpgroups that attend."""
+        return ("weigh", "derive") if self.by_product else tuple(f"attend {wg}" for wg in range(CONSUMERS))
 
     @cached_property
     def dq_buffers(self) -> int:
@@ -130,10 +137,10 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def topology(self) -> Topology:
-        attend = ("weigh", "derive") if self.by_product else tuple(f"attend {wg}" for wg in range(CONSUMERS))
+        attend = self.attending
         roles = [Role(name, 4, self.registers.attend) for name in attend]
         reduce = () if self.attend_adds else ("reduce",)
-        ordered = ("turn", "add", "pass") if self.in_turns else ()
+        ordered = ("turn", *set(self.adds) - set(attend), "pass") if self.deterministic else ()
         roles += [Role(name, 4, self.registers.reduce) for name in reduce]
         roles += [Role(name, 1, self.registers.load) for name in ("load", *ordered)]
         qk, v = self.padded_qk, self.padded_v
@@ -149,12 +156,11 @@ class BackwardConfig(BackwardTiles):
             edges.append(Edge("P", "weigh", ("derive",), self.ds_stages, slot))
         added = 4 * self.block_m * self.dq_cols
         private = self.out_bytes + 4 * VISITS * VISIT_FIELDS
-        if self.in_turns:
-            edges += [
-                Edge("turns", "turn", ("add",), STAGES, 4 * TURN_FIELDS),
-                Edge("dQ", "reduce", ("add",), self.dq_buffers, added),
-                Edge("added", "add", ("pass",), STAGES, 4 * TURN_FIELDS),
-            ]
+        if self.deterministic:
+            edges.append(Edge("turns", "turn", self.adds, STAGES, 4 * TURN_FIELDS))
+            edges.append(Edge("added", self.adds[-1], ("pass",), STAGES, 4 * TURN_FIELDS))
+        if self.deterministic and not self.attend_adds:
+            edges.append(Edge("dQ", "reduce", self.adds, self.dq_buffers, added))
         else:
             private += self.dq_buffers * added
         return Topology(tuple(roles), tuple(edges), private)

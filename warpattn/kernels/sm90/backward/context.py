@@ -34,29 +34,32 @@ class Rings:
 class OrderedRings:
     """Between `reduce` and the roles of `ordered.py`."""
 
-    dq: StagedPipeline  # from `reduce` to `add`
-    turns: StagedPipeline  # [stages * TURN_FIELDS, 1] int32, tiles whose turn has come: from `turn` to `add`
-    added: StagedPipeline  # the same of tiles that have been added to: from `add` to `pass`
+    dq: gl.base_value  # from `reduce` to `add`, where there are such roles
+    turns: StagedPipeline  # [stages * TURN_FIELDS, 1] int32, tiles whose turn has come: from `turn` to who adds
+    added: StagedPipeline  # the same of tiles that have been added to: from there to `pass`
 
 
 @gluon.jit
 def make_ordered_rings(dq, config: gl.constexpr):
     """The rings through which dQ [buffers, 1, M, cols] is added in turns."""
     topology: gl.constexpr = config.topology
+    ring = None
+    fills: gl.constexpr = 4 * len(config.adds) if config.attend_adds else 1
+    if not config.attend_adds:
+        ring = make_pipeline(dq, empty_arrivals(topology, "dQ"), config.dq_buffers, fills=4)
     return OrderedRings(
-        make_pipeline(dq, empty_arrivals(topology, "dQ"), config.dq_buffers, fills=4),
-        make_turns(empty_arrivals(topology, "turns")),
-        make_turns(empty_arrivals(topology, "added")),
+        ring,
+        make_turns(empty_arrivals(topology, "turns"), 1),
+        make_turns(empty_arrivals(topology, "added"), fills),
     )
 
 
 @gluon.jit
-def make_turns(arrivals: gl.constexpr):
+def make_turns(arrivals: gl.constexpr, fills: gl.constexpr):
     """A ring of tiles of dQ by name."""
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    return make_pipeline(
-        gl.allocate_shared_memory(gl.int32, [STAGES * TURN_FIELDS, 1], plain), arrivals, STAGES, TURN_FIELDS
-    )
+    smem = gl.allocate_shared_memory(gl.int32, [STAGES * TURN_FIELDS, 1], plain)
+    return make_pipeline(smem, arrivals, STAGES, TURN_FIELDS, fills=fills)
 
 
 @gluon.jit
@@ -95,7 +98,7 @@ def make_rings(config: gl.constexpr):
         )  # fmt: skip
     dq = gl.allocate_shared_memory(gl.float32, [config.dq_buffers, 1, block_m, config.dq_cols], dq_layout)
     ordered = None
-    if config.in_turns:
+    if config.deterministic:
         ordered = make_ordered_rings(dq, config)
     return Rings(
         make_pipeline(k, empty_arrivals(topology, "K"), 1, parts * boxes_qk),

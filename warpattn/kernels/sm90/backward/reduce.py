@@ -31,7 +31,7 @@ def reduce_role(ctx):
         state, visit_state, added = add_tiles(at_keys(ctx, visit.number), state, visit_state, added, held)
         held = held.step()
         visit = following_visit(ctx, ctx.rings.ds, state, visit_state)
-    if not ctx.config.in_turns:
+    if not ctx.config.deterministic:
         tma.store_wait(0)  # shared memory must outlive the last copy's reads
 
 
@@ -51,7 +51,7 @@ def add_tiles(ctx, state, visit_state, added, held):
             dq = warpgroup_mma_wait(0, deps=(dq,))
             if part == parts - 1:
                 rings.ds.consumer_release(state)
-            if config.in_turns:
+            if config.deterministic:
                 added = hand_over_columns(ctx, dq, added, part)
             else:
                 add_columns(ctx, dq, visit, part)
