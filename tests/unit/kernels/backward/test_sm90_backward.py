@@ -99,6 +99,25 @@ def test_heads_side_by_side_spill_in_no_loop(dim: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("dim", "dim_v"), drawn([(64, 64), (128, 128), (192, 128), (256, 256)], [(128, 128)])
+)
+def test_turns_spill_in_no_loop(dim: int, dim_v: int) -> None:
+    """Nor do they serialise products; the warps that wait, add and pass have 24 registers."""
+    problem, dims = long_problem(dim, "causal", dim_v), (dim, dim_v)
+    kernel, config = compiled("sm90", dims, "causal", deterministic=True), choose_config(problem, True)[0]
+    cubin = kernel.asm["cubin"]
+    counts = opcode_counts(cubin, modifiers=True)
+    products = sum(n for name, n in counts.items() if name.startswith("HGMMA"))
+    assert sum(n for name, n in counts.items() if name.startswith("WARPGROUP.DEPBAR")) < products / 4
+    waiting = innermost_loops(cubin, lambda body: "CCTL.IVALL" in body and "HGMMA" not in body)
+    assert waiting and not any(map(spills, waiting))
+    assert role_faults(kernel.asm) == []
+    topology = config.topology
+    assert topology.smem_bytes <= kernel.metadata.shared <= min(topology.smem_bytes + 2048, SMEM_LIMIT)
+    assert topology.registers <= 65_536 and kernel.metadata.num_warps * 32 == topology.threads
+
+
+@pytest.mark.parametrize(
     ("score", "rows"),
     [(None, 128), (SoftCap(30.0), 128), (ALiBi(2), 64), (SoftCap(30.0) | ALiBi(2), 64), (BIAS, 64)],
     ids=["none", "soft-cap", "alibi", "both", "bias"],
