@@ -17,6 +17,12 @@ Unless dK and dV together have at most 320 columns: then a CTA owns 128 keys, no
 ones, with its registers, add dQ, too:
 
     attend 0, 1 ── dS ─▶ dS ring ─▶ attend 0, 1    dQ = dS · K, every other 64 columns each
+
+For deterministic gradients two or three warps more have CTAs add to a tile in a fixed order (`ordered.py`):
+
+    turn       waits for the CTA's turn         ── turns ─▶ add, or who adds dQ otherwise
+    reduce     dQ = dS · K                      ── dQ ────▶ add
+    add        dQ to global memory              ── added ─▶ pass, which lets the next CTA add
 """
 
 from __future__ import annotations
@@ -140,7 +146,8 @@ class BackwardConfig(BackwardTiles):
         attend = self.attending
         roles = [Role(name, 4, self.registers.attend) for name in attend]
         reduce = () if self.attend_adds else ("reduce",)
-        ordered = ("turn", *set(self.adds) - set(attend), "pass") if self.deterministic else ()
+        adding = () if self.attend_adds else ("add",)
+        ordered = ("turn", *adding, "pass") if self.deterministic else ()
         roles += [Role(name, 4, self.registers.reduce) for name in reduce]
         roles += [Role(name, 1, self.registers.load) for name in ("load", *ordered)]
         qk, v = self.padded_qk, self.padded_v
