@@ -96,9 +96,7 @@ CASES = {
     "deterministic-groups": Case(
         300, 500, dim=128, mask=Causal(), deterministic=True, heads=4, heads_kv=2, section=2
     ),
-    "deterministic-laps": Case(
-        200, 400, heads=3, heads_kv=3, mask=Causal(), deterministic=True, section=2, at_once=3
-    ),
+    "deterministic-laps": Case(200, 400, heads=3, heads_kv=3, mask=Causal(), deterministic=True, section=2, at_once=3),
     "deterministic-heads": Case(300, 300, mask=Causal(), deterministic=True, heads=2, heads_kv=2),
     "deterministic-groups-ragged": Case(
         0, 0, lengths=((300, 300), (0, 40), (130, 300)), mask=Causal(), deterministic=True, heads=3

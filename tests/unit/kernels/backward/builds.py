@@ -29,7 +29,7 @@ def long_problem(dim: int, mask: str = "full", dim_v: int | None = None, group: 
 def compiled(
     arch: str, dims: tuple[int, int], mask: str, chip: str = "", group: int = 1, score: Score | None = None, *,
     deterministic: bool = False,
-) -> Any:
+) -> Any:  # fmt: skip
     """The main kernel of a long problem for a chip, that of the architecture if none is named."""
     import triton
 

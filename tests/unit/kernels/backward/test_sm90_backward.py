@@ -98,9 +98,7 @@ def test_heads_side_by_side_spill_in_no_loop(dim: int) -> None:
     assert role_faults(kernel.asm) == []
 
 
-@pytest.mark.parametrize(
-    ("dim", "dim_v"), drawn([(64, 64), (128, 128), (192, 128), (256, 256)], [(128, 128)])
-)
+@pytest.mark.parametrize(("dim", "dim_v"), drawn([(64, 64), (128, 128), (192, 128), (256, 256)], [(128, 128)]))
 def test_turns_spill_in_no_loop(dim: int, dim_v: int) -> None:
     """Nor do they serialise products; the warps that wait, add and pass have 24 registers."""
     problem, dims = long_problem(dim, "causal", dim_v), (dim, dim_v)
