@@ -1,6 +1,6 @@
 """The project's Hopper backward in the simulator: right gradients and no findings under every schedule."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -25,6 +25,7 @@ from warpattn.masks.program import Span
 from warpattn.problem.backward import fitted_gradients, write_back
 from warpattn.runtime.simulate import Options, run_launch
 from warpattn.scores import ALiBi, Bias, CustomScore, SoftCap
+from warpattn.sim.memory.descriptor import Descriptor
 from warpattn.sim.ops import hopper
 
 SCHEDULES = [("eager", 0), ("lazy", 0), ("adversarial", 0), *(("random", seed) for seed in range(3))]
@@ -95,6 +96,7 @@ CASES = {
     "deterministic-groups": Case(
         300, 500, dim=128, mask=Causal(), deterministic=True, heads=4, heads_kv=2, section=2
     ),
+    "deterministic-laps": Case(200, 400, heads=3, heads_kv=3, mask=Causal(), deterministic=True, section=2, at_once=3),
     "deterministic-heads": Case(300, 300, mask=Causal(), deterministic=True, heads=2, heads_kv=2),
     "deterministic-groups-ragged": Case(
         0, 0, lengths=((300, 300), (0, 40), (130, 300)), mask=Causal(), deterministic=True, heads=3
@@ -190,12 +192,60 @@ def test_half_of_a_section_that_runs_at_once_walks_down_and_the_other_up(monkeyp
     assert walked(grouped, monkeypatch) == down + up
 
 
+@pytest.mark.parametrize("group", [1, 2])
+def test_key_tiles_that_add_in_turns_walk_up_the_shortest_first_and_down_the_longest_first(group, monkeypatch):
+    grouped = Case(256, 256, heads=2 * group, heads_kv=2, mask=Causal(), section=1, deterministic=True)
+    up = [(h, row) for rows in ((128, 192), (0, 64, 128, 192)) for row in rows for h in range(group)]
+    down = [(group + h, row) for rows in ((192, 128, 64, 0), (192, 128)) for row in rows for h in range(group)]
+    assert walked(grouped, monkeypatch) == up + down
+
+
 @pytest.mark.full
-def test_key_tiles_that_add_in_turns_all_walk_down(monkeypatch):
-    grouped = Case(256, 256, heads=4, heads_kv=2, mask=Causal(), section=1, deterministic=True)
-    tiles = [(first, rows) for first in (0, 2) for rows in ((192, 128, 64, 0), (192, 128))]
-    down = [(first + h, row) for first, rows in tiles for row in rows for h in (0, 1)]
-    assert walked(grouped, monkeypatch) == down
+def test_key_tiles_of_large_groups_that_add_in_turns_walk_as_others(monkeypatch):
+    grouped = Case(256, 256, heads=6, heads_kv=2, mask=Causal(), section=1, deterministic=True)
+    assert walked(grouped, monkeypatch) == walked(replace(grouped, deterministic=False), monkeypatch)
+
+
+def additions(case, monkeypatch, **options):
+    """For each box of dQ the CTAs that add to it, in the order in which they do."""
+    found, current, store, write = {}, [], hopper._store, Descriptor.write
+
+    def noted_store(task, view, put, inside):
+        def noted(agent, bits):
+            current[:] = [task.program.number]
+            put(agent, bits)
+
+        return store(task, view, noted, inside)
+
+    def noted_write(descriptor, memory, first, *rest):
+        if rest[-1] == "sum":
+            found.setdefault(first, []).append(current[0])
+        return write(descriptor, memory, first, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(hopper, "_store", noted_store)
+        patched.setattr(Descriptor, "write", noted_write)
+        check_right(case, **options)
+    return found
+
+
+IN_TURNS = {
+    "laps": Case(200, 400, heads=3, heads_kv=3, mask=Causal(), deterministic=True, section=2, at_once=3),
+    "laps-of-a-head": Case(300, 600, heads=2, mask=Causal(), deterministic=True, section=1, at_once=2),
+    "groups": Case(130, 400, heads=6, heads_kv=2, mask=Causal(), deterministic=True, section=1, at_once=2),
+    "window": Case(300, 300, heads=2, heads_kv=2, mask=SlidingWindow(100, 20), deterministic=True),
+    "256": Case(130, 260, dim=256, mask=Causal(), deterministic=True),
+    "192": Case(130, 260, dim=192, dim_v=128, heads=2, heads_kv=2, mask=Causal(), deterministic=True, section=1),
+    "ragged": Case(0, 0, lengths=((130, 300), (100, 140)), mask=Causal(), deterministic=True),
+}
+
+
+@pytest.mark.parametrize("name", drawn(IN_TURNS, ["laps"]))
+def test_ctas_wait_for_turns_of_those_before_them_alone(name, monkeypatch):
+    """So that CTAs which have begun never wait for one that has not, however few run at once."""
+    found = additions(IN_TURNS[name], monkeypatch, schedule="random", seed=1)
+    assert any(len(ctas) > 1 for ctas in found.values())
+    assert all(ctas == sorted(set(ctas)) for ctas in found.values())
 
 
 def test_key_tiles_that_last_rows_do_not_see_walk_head_after_head(monkeypatch):
@@ -224,7 +274,7 @@ def test_keys_that_no_query_sees_may_be_nan(dim):
 @pytest.mark.parametrize(
     "name",
     drawn(
-        ["deterministic-heads", "deterministic-groups", "deterministic-full"],
+        ["deterministic-heads", "deterministic-laps", "deterministic-groups", "deterministic-full"],
         ["deterministic-groups"],
     ),
 )

@@ -27,8 +27,9 @@ def long_problem(dim: int, mask: str = "full", dim_v: int | None = None, group: 
 
 @cache
 def compiled(
-    arch: str, dims: tuple[int, int], mask: str, chip: str = "", group: int = 1, score: Score | None = None
-) -> Any:
+    arch: str, dims: tuple[int, int], mask: str, chip: str = "", group: int = 1, score: Score | None = None, *,
+    deterministic: bool = False,
+) -> Any:  # fmt: skip
     """The main kernel of a long problem for a chip, that of the architecture if none is named."""
     import triton
 
@@ -38,8 +39,8 @@ def compiled(
     small = small_call(arch, dims, modifiers=(MASKS[mask], score))
     q, k, v, out, lse, _ = (None if x is None else x.detach().clone() for x in small.x)
     x = Gradients(q, k, v, out, lse, out.clone(), None, None, q.clone(), k.clone(), v.clone(), None)
-    config = choose(long_problem(dims[0], mask, dims[1], group), ARCHS[arch], False).config
-    choice: Choice = replace(choose(small.checked.problem, ARCHS[arch], False), config=config)
-    launches = list_backward_launches(CheckedBackward.of(small.checked, False), x, small.sequence, choice)
+    config = choose(long_problem(dims[0], mask, dims[1], group), ARCHS[arch], deterministic).config
+    choice: Choice = replace(choose(small.checked.problem, ARCHS[arch], deterministic), config=config)
+    launches = list_backward_launches(CheckedBackward.of(small.checked, deterministic), x, small.sequence, choice)
     (launch,) = (launch for launch in launches if launch.name == f"{arch}.backward")
     return triton.compile(launch.source(), target=triton_target(chip or arch), options=launch.options)

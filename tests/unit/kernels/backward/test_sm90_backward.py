@@ -14,7 +14,7 @@ from warpattn.kernels.sm90.backward.config import CONSUMERS, BackwardConfig, cho
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import disassembled, opcode_counts, resources
-from warpattn.masks import Causal, Full, Mask
+from warpattn.masks import Causal, Full, Mask, SlidingWindow
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.scores import ALiBi, Bias, Score, SoftCap
@@ -98,6 +98,23 @@ def test_heads_side_by_side_spill_in_no_loop(dim: int) -> None:
     assert role_faults(kernel.asm) == []
 
 
+@pytest.mark.parametrize(("dim", "dim_v"), drawn([(64, 64), (128, 128), (192, 128), (256, 256)], [(128, 128)]))
+def test_turns_spill_in_no_loop(dim: int, dim_v: int) -> None:
+    """Nor do they serialise products; the warps that wait, add and pass have 24 registers."""
+    problem, dims = long_problem(dim, "causal", dim_v), (dim, dim_v)
+    kernel, config = compiled("sm90", dims, "causal", deterministic=True), choose_config(problem, True)[0]
+    cubin = kernel.asm["cubin"]
+    counts = opcode_counts(cubin, modifiers=True)
+    products = sum(n for name, n in counts.items() if name.startswith("HGMMA"))
+    assert sum(n for name, n in counts.items() if name.startswith("WARPGROUP.DEPBAR")) < products / 4
+    waiting = innermost_loops(cubin, lambda body: "CCTL.IVALL" in body and "HGMMA" not in body)
+    assert waiting and not any(map(spills, waiting))
+    assert role_faults(kernel.asm) == []
+    topology = config.topology
+    assert topology.smem_bytes <= kernel.metadata.shared <= min(topology.smem_bytes + 2048, SMEM_LIMIT)
+    assert topology.registers <= 65_536 and kernel.metadata.num_warps * 32 == topology.threads
+
+
 @pytest.mark.parametrize(
     ("score", "rows"),
     [(None, 128), (SoftCap(30.0), 128), (ALiBi(2), 64), (SoftCap(30.0) | ALiBi(2), 64), (BIAS, 64)],
@@ -146,7 +163,8 @@ def test_heads_of_a_section_run_at_once() -> None:
         return choose(problem, ARCHS["sm90"], deterministic).order.section
 
     assert [section(Causal(), seq) for seq in (1024, 4096, 16384)] == [16, 4, 1]
-    assert section(Full(), 1024) == section(Causal(), 1024, deterministic=True) == 1
+    assert section(Full(), 1024) == section(SlidingWindow(64), 1024, deterministic=True) == 1
+    assert [section(Causal(), seq, deterministic=True) for seq in (1024, 4096, 16384)] == [16, 4, 1]
 
 
 def test_narrow_values_take_less_memory_beside_wide_keys() -> None:

@@ -28,18 +28,21 @@ def test_ctas_go_round_where_none_waits_in_vain(
 
 
 @pytest.mark.parametrize(
-    ("mask", "group", "deterministic", "together"),
+    ("mask", "group", "deterministic", "together", "mirrored"),
     [
-        ("causal", 2, False, True), ("causal", 1, False, False), ("causal", 2, True, True), ("full", 2, False, False),
-        ("window", 2, False, False),
+        ("causal", 2, False, True, False), ("causal", 1, False, False, False), ("causal", 2, True, True, True),
+        ("causal", 3, True, True, False), ("causal", 1, True, True, True), ("full", 2, False, False, False),
+        ("window", 2, False, False, False), ("window", 1, True, False, False),
     ],
 )  # fmt: skip
 def test_heads_of_a_group_are_side_by_side_where_last_rows_see_all_keys(
-    mask: str, group: int, deterministic: bool, together: bool
+    mask: str, group: int, deterministic: bool, together: bool, mirrored: bool
 ) -> None:
+    """In a fixed order small groups, too, and single heads: in laps whose CTAs arrive one after the other."""
     problem = long_problem(64, mask, group=group)
-    assert problem_fields(problem, KEYS, deterministic)["side_by_side"] == together
-    assert problem_fields(replace(problem, kind="ragged"), KEYS, deterministic)["side_by_side"] == together
+    fields, ragged = (problem_fields(replace(problem, kind=kind), KEYS, deterministic) for kind in ("dense", "ragged"))
+    assert (fields["side_by_side"], fields["mirrored"]) == (together, mirrored)
+    assert (ragged["side_by_side"], ragged["mirrored"]) == (together and group > 1, False)
 
 
 def test_columns_are_a_power_of_two() -> None:

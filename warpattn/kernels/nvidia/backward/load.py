@@ -148,9 +148,8 @@ def first_search(ctx, number):
     origin = gl.to_tensor(0)
     if ctx.config.side_by_side:
         origin = query_tiles(ctx) - 1
-        if not ctx.config.deterministic:
-            origin = gl.where(ctx.work.downward(number, ctx.config), origin, 0)
-    return search_block(ctx, origin, h, gl.to_tensor(0))
+        origin = gl.where(ctx.work.downward(number, ctx.config), origin, 0)
+    return search_block(ctx, origin, h, gl.to_tensor(0), number)
 
 
 @gluon.jit
@@ -164,7 +163,8 @@ def next_visit(ctx, search, number):
     while (found == SEARCH) & (search.h < end):
         block = search.block + SEARCH
         done = block >= tiles
-        search = search_block(ctx, search.origin, search.h + gl.where(done, together, 0), gl.where(done, 0, block))
+        h = search.h + gl.where(done, together, 0)
+        search = search_block(ctx, search.origin, h, gl.where(done, 0, block), number)
         found = gl.where(search.h < end, next_lane(search), SEARCH)
     lane = gl.arange(0, SEARCH, lane_layout())
     flags = gl.sum(gl.where(lane == found, search.masked, 0), 0)
@@ -183,7 +183,7 @@ def next_lane(search):
 
 
 @gluon.jit
-def search_block(ctx, origin, h, block):
+def search_block(ctx, origin, h, block, number):
     """Test the bounds of SEARCH query tiles of a head or those side by side, from tile number `block` on."""
     keys = ctx.keys
     block_m: gl.constexpr = ctx.config.block_m
@@ -201,7 +201,7 @@ def search_block(ctx, origin, h, block):
         clean = clean & (row + block_m <= keys.seq_q)
     turn = gl.zeros_like(tile)
     if ctx.config.deterministic:
-        turn += turn_at(ctx, row // block_m, last)
+        turn += turn_at(ctx, number, row // block_m, last)
     return Search(origin, h, block, meets, gl.where(clean, 0, MASKED), turn, gl.to_tensor(-1))
 
 
@@ -259,7 +259,7 @@ def first_tile(ctx):
 
 
 @gluon.jit
-def turn_at(ctx, tile, last):
+def turn_at(ctx, number, tile, last):
     """How many CTAs add to the dQ of query tiles [SEARCH] before this one, if their rows see keys up to `last`.
 
     CTAs add in the order in which they arrive, so that hardly any waits: a CTA begins at the tile beside its own keys,
@@ -267,7 +267,13 @@ def turn_at(ctx, tile, last):
     and so do the turns. Where all begin at the last rows, those with earlier keys were launched before, and are ahead.
     """
     n = ctx.keys.first // ctx.config.block_n
-    if ctx.config.side_by_side:
+    if ctx.config.mirrored:
+        rows = ctx.work.lap_rows()
+        first = n // rows * rows
+        down = ctx.work.downward(number, ctx.config)
+        seen = gl.minimum((last + ctx.config.block_n - 1) // ctx.config.block_n, gl.where(down, 0, first + rows))
+        return seen + gl.where(down, n, first - 1 - n)  # two numbers to keep for all tiles
+    elif ctx.config.side_by_side:
         return n
     elif ctx.config.rotate:
         count = key_tiles(ctx)

@@ -66,9 +66,10 @@ def key_tile_choice(problem: Problem, config: BackwardTiles, why: str, target: A
 
     if config.deterministic:
         order += "; CTAs add to a tile of dQ in a fixed order, that in which they arrive there"
-    if config.side_by_side:
-        up = "" if config.deterministic else " and, as these end, up"
-        order += f"; of a query tile all heads of the group, from the last rows down{up}"
+    if config.mirrored:
+        order += "; in turn from the first rows up, the shortest first, and from the last rows down, the longest first"
+    elif config.side_by_side:
+        order += "; of a query tile all heads of the group, from the last rows down and, as these end, up"
     reasons = (why, order, "the query heads of a key head are walked in one CTA: dK and dV need no second pass")
     numbered = KeyTileOrder(tiles, heads, section, target.processors)
     return Choice("backward", config, (ctas,), lines, (*reasons, COPY_RULE), order=numbered)

@@ -15,6 +15,7 @@ from warpattn.problem import Problem
 from warpattn.problem.element import ELEMENT_OF, Element
 from warpattn.problem.operands import is_masked, sees_first_keys
 
+FEW_HEADS = 2  # of a group, whose Q, dO and dQ of all sequences that run at once L2 holds
 MOST_TOGETHER = 64  # key tiles of a head whose CTAs certainly run at once: a Hopper card has at least 78 SMs (H20)
 
 
@@ -27,7 +28,8 @@ class BackwardTiles(ABC):
     dim_qk: int
     dim_v: int
     rotate: bool  # begin with the query tile beside the own keys instead of the first
-    side_by_side: bool  # of each query tile all heads of the group one after the other, see `visit_place`
+    side_by_side: bool  # of each query tile all heads of the group one after the other, see `tile_at`
+    mirrored: bool  # CTAs of every other lap take their key tiles, and walk, in the opposite order
     ragged: bool  # sequences end to end
     deterministic: bool  # CTAs add to a tile of dQ in a fixed order
     block_m: int  # query rows of a tile
@@ -122,9 +124,12 @@ def problem_fields(problem: Problem, keys: int, deterministic: bool) -> dict[str
     ragged = problem.kind == "ragged"
     # CTAs that go round wait for each other in a circle: those of a head must run at once.
     together = not deterministic or problem.seq_k <= MOST_TOGETHER * keys
-    grouped = problem.heads_q > problem.heads_kv and is_masked(problem) and sees_first_keys(problem)
+    sees_first, group = is_masked(problem) and sees_first_keys(problem), problem.heads_q // problem.heads_kv
+    # The order in which CTAs arrive decides what waiting costs; for larger groups how often L2 is missed does.
+    mirrored = deterministic and sees_first and not ragged and group <= FEW_HEADS
     return {
         "element": ELEMENT_OF[problem.dtype], "dim_qk": problem.dim_qk, "dim_v": problem.dim_v,
         "rotate": not is_masked(problem) and not ragged and together,
-        "side_by_side": grouped, "ragged": ragged, "deterministic": deterministic,
+        "side_by_side": sees_first and (group > 1 or mirrored), "mirrored": mirrored, "ragged": ragged,
+        "deterministic": deterministic,
     }  # fmt: skip

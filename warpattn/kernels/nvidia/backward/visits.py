@@ -96,11 +96,38 @@ class Work:
     def downward(self, number, config: gl.constexpr):
         """Whether a key tile walks from the last rows to the first: in every other lap. CTAs of such a lap begin
         together, at the last rows; those of the next one begin as these end, the longest first, so they end together,
-        there, too."""
-        lap = self.shape.lap
-        if config.ragged:
-            lap = gl.load(self.sequences.tiles + 1)
-        return number // lap % 2 == 0
+        there, too. For `mirrored` laps see `mirrored_tile`."""
+        if config.mirrored:
+            rows = self.lap_rows()
+            laps = (self.tiles + rows - 1) // rows
+            sections = (self.heads + self.section - 1) // self.section
+            _, n = self.head_and_tile(number)
+            return (number // (self.section * self.tiles) * laps + n // rows + sections * laps) % 2 == 1
+        else:
+            lap = self.shape.lap
+            if config.ragged:
+                lap = gl.load(self.sequences.tiles + 1)
+            return number // lap % 2 == 0
+
+    @gluon.jit
+    def lap_rows(self):
+        """Key tiles of each head in a lap."""
+        return gl.maximum(self.shape.lap // self.section, 1)
+
+    @gluon.jit
+    def mirrored_tile(self, number, n, config: gl.constexpr):
+        """Which key tile of its head is number `number`, the n-th of the head. In laps that walk up, the last first:
+
+              lap     CTA n begins          begins at             is at the last rows, or at its own
+              up      with all others       rows beside its keys  after all with later keys
+              down    as an up lap's ends   the last rows         after all with earlier keys, which are longer
+
+        So an up lap's shortest CTAs are followed by a down lap's longest, all end together, and at each tile of dQ
+        CTAs arrive one after the other, always behind CTAs of smaller numbers, for which alone they wait."""
+        rows = self.lap_rows()
+        first = n // rows * rows
+        mirror = first + gl.minimum(first + rows, self.tiles) - 1 - n
+        return gl.where(self.downward(number, config), n, mirror)
 
 
 @gluon.aggregate
@@ -176,6 +203,8 @@ def dense_keys(work, number, config: gl.constexpr):
     head, n = work.head_and_tile(number)
     if config.waits_for_later:
         n = shape.tiles - 1 - n
+    elif config.mirrored:
+        n = work.mirrored_tile(number, n, config)
     b = head // shape.heads_kv
     first = n * config.block_n
     zero = gl.to_tensor(0)

@@ -1,8 +1,7 @@
 """dQ in the attending warpgroups: their dK and dV take all registers, so no third warpgroup can add dQ (`reduce.py`).
 
 Each computes every other part of dQ's columns from the dS of both, and adds it by TMA through a buffer of its own. The
-assignment alternates with query tiles, so that an odd number of parts is shared evenly. It is the same in all CTAs: for
-deterministic gradients, warpgroup 0 of each CTA adds to a tile in turns with warpgroup 0 of the others, and so does 1:
+assignment alternates with query tiles, so that an odd number of parts is shared evenly:
 
       tile 0   parts 0, 2 ─▶ attend 0   part  1    ─▶ attend 1
       tile 1   part  1    ─▶ attend 0   parts 0, 2 ─▶ attend 1
@@ -17,34 +16,36 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ...nvidia.backward.turns import BEHIND, pass_turn, take_turn
-from ...nvidia.backward.visits import read_visit
+from ...nvidia.backward.visits import STAGES, read_visit
+from ...nvidia.pipelines import PipelineState
 from ..layouts import accumulator_layout
 
 
 @gluon.aggregate
-class Turn:
-    """Of the tile that the warpgroup added to last, if gradients are deterministic."""
+class Added:
+    """The tile that the warpgroup added to last, if gradients are deterministic, in the kernels' own numbers."""
 
-    counter: gl.tensor
-    began: gl.tensor  # whether there is one
-
-
-@gluon.jit
-def no_turn(ctx):
-    """The turn before the first tile."""
-    return Turn(ctx.tensors.turns, gl.to_tensor(False))
+    head: gl.tensor
+    row: gl.tensor  # -1: none
 
 
 @gluon.jit
-def add_tile(ctx, state, turn, wg: gl.constexpr):
-    """Add the warpgroup's parts of dQ of the tile whose dS is in a slot; the tile's turn."""
+def nothing_added():
+    """Before the first tile."""
+    return Added(gl.to_tensor(0), gl.to_tensor(-1))
+
+
+@gluon.jit
+def add_tile(ctx, state, added, wg: gl.constexpr):
+    """Add the warpgroup's parts of dQ of the tile whose dS is in a slot; which tile that is."""
     config: gl.constexpr = ctx.config
     ctx.rings.ds.consumer_wait(state)
     visit = read_visit(ctx, state)
     if config.deterministic:
-        pass_turn(turn.counter, turn.began)
-        turn = Turn(take_turn(ctx, visit, wg), visit.row < BEHIND)
+        say_added(ctx, state, added, wg)
+        added = Added(ctx.keys.head + visit.h, ctx.keys.row + visit.row)
+        ctx.rings.ordered.turns.consumer_wait(state)
+        ctx.rings.ordered.turns.consumer_release(state)
     parts: gl.constexpr = config.dq_parts
     part = (visit.row // config.block_m * parts + wg) & 1
     while part < parts:
@@ -52,7 +53,39 @@ def add_tile(ctx, state, turn, wg: gl.constexpr):
         add_part(ctx, dq, visit, part, wg)
         part += 2
     ctx.rings.ds.consumer_release(state)
-    return turn
+    return added
+
+
+@gluon.jit
+def say_added(ctx, state, added, wg: gl.constexpr):
+    """Tell `pass`, before the tile of a slot, that the warpgroup's additions to the tile before have arrived."""
+    if added.row >= 0:
+        tma.store_wait(0, read_only=False)
+        put_added(ctx, PipelineState(state.index ^ 1, state.phase ^ state.index ^ 1, STAGES), added, wg)
+
+
+@gluon.jit
+def end_additions(ctx, state, added, wg: gl.constexpr):
+    """The same after the last tile, whose slot is before that of `state`; nothing follows."""
+    say_added(ctx, state, added, wg)
+    put_added(ctx, state, nothing_added(), wg)
+
+
+@gluon.jit
+def put_added(ctx, state, added, wg: gl.constexpr):
+    """Name a tile to `pass`: both warpgroups fill a slot, which the first one writes."""
+    ring = ctx.rings.ordered.added
+    ring.producer_acquire(PipelineState(state.index, state.phase ^ 1, STAGES))
+    if wg == 0:
+        put_by_group(ring.tile(state, 0), added.head)
+        put_by_group(ring.tile(state, 1), added.row)
+    ring.producer_commit(state)
+
+
+@gluon.jit
+def put_by_group(slot, value):
+    """Write one field; called by four warps."""
+    slot.store(gl.full([1], value, gl.int32, gl.BlockedLayout([1], [32], [4], [0])))
 
 
 @gluon.jit

@@ -26,7 +26,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ...nvidia.backward.turns import pass_turn
 from ...nvidia.backward.visits import STAGES, Visit, at_keys, first_visit, following_visit, read_visit
 from ...nvidia.finite import bound_nonfinite, clear_nonfinite
 from ...nvidia.pipelines import PipelineState, consumer_state
@@ -34,7 +33,7 @@ from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import as_quads, pack, unpack
 from ..columns import columns_before, columns_of, wait_columns, zero_columns
 from ..layouts import accumulator_layout, element_type, operand_layout
-from .add import add_tile, no_turn
+from .add import add_tile, end_additions, nothing_added
 from .epilogue import store_boxes, store_keys, wait_copies
 
 
@@ -79,18 +78,18 @@ def attend_keys(ctx, visit, state, held, wg: gl.constexpr):
     weights = attend(ctx, s, state, visit, wg)
     wait_finite(ctx, rings.v, held, state, wg, clear_nonfinite)
     more = visit.more()
-    turn = no_turn(ctx)
+    added = nothing_added()
     while more:
-        sums, weights, state, visit, turn = attend_tile(ctx, sums, weights, state, turn, wg)
+        sums, weights, state, visit, added = attend_tile(ctx, sums, weights, state, added, wg)
         more = visit.more()
-    finish_keys(ctx, sums, weights, state, held, turn, wg)
+    finish_keys(ctx, sums, weights, state, held, added, wg)
     return state.step()
 
 
 @gluon.jit
-def attend_tile(ctx, sums, weights, state, turn, wg: gl.constexpr):
+def attend_tile(ctx, sums, weights, state, added, wg: gl.constexpr):
     """The products of the query tile in slot `state`, whose P is given, beside S of the next one: (dK and dV so far,
-    and of the next tile P, slot and visit; turn)."""
+    and of the next tile P, slot and visit; the tile of dQ added to)."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
@@ -112,12 +111,12 @@ def attend_tile(ctx, sums, weights, state, turn, wg: gl.constexpr):
     s = warpgroup_mma_wait(0, deps=(s,))
     weights = attend(ctx, s, following, visit, wg)
     if config.attend_adds:
-        turn = add_tile(ctx, state, turn, wg)
-    return Sums(dk, dv), weights, following, visit, turn
+        added = add_tile(ctx, state, added, wg)
+    return Sums(dk, dv), weights, following, visit, added
 
 
 @gluon.jit
-def finish_keys(ctx, sums, weights, state, held, turn, wg: gl.constexpr):
+def finish_keys(ctx, sums, weights, state, held, added, wg: gl.constexpr):
     """The products of a key tile's last query tile, and its dK and dV to global memory."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
@@ -131,10 +130,10 @@ def finish_keys(ctx, sums, weights, state, held, turn, wg: gl.constexpr):
     rings.q.consumer_release(state)  # the last of the key tile
     last = at_keys(ctx, number)
     if config.attend_adds:
-        turn = add_tile(ctx, state, turn, wg)
+        added = add_tile(ctx, state, added, wg)
         rings.k.consumer_release(held)
         if config.deterministic:
-            pass_turn(turn.counter, turn.began)
+            end_additions(ctx, state.step(), added, wg)
         store_boxes(last, sums.dv, scaled(sums.dk, ctx.scale), wg)
     else:
         smem = rings.out.index(wg)

@@ -17,6 +17,12 @@ Unless dK and dV together have at most 320 columns: then a CTA owns 128 keys, no
 ones, with its registers, add dQ, too:
 
     attend 0, 1 ── dS ─▶ dS ring ─▶ attend 0, 1    dQ = dS · K, every other 64 columns each
+
+For deterministic gradients two or three warps more have CTAs add to a tile in a fixed order (`ordered.py`):
+
+    turn       waits for the CTA's turn         ── turns ─▶ add, or who adds dQ otherwise
+    reduce     dQ = dS · K                      ── dQ ────▶ add
+    add        dQ to global memory              ── added ─▶ pass, which lets the next CTA add
 """
 
 from __future__ import annotations
@@ -33,7 +39,7 @@ from warpattn.problem.arch import Arch
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import is_masked
 
-from ...nvidia.backward.arguments import STAGES, VISIT_FIELDS, VISITS
+from ...nvidia.backward.arguments import STAGES, TURN_FIELDS, VISIT_FIELDS, VISITS
 from ...nvidia.backward.order import key_tile_choice
 from ...nvidia.backward.tiles import BackwardTiles, problem_fields
 from ..prefill.config import CONSUMER_ROWS
@@ -115,6 +121,18 @@ class BackwardConfig(BackwardTiles):
         return CONSUMER_ROWS
 
     @cached_property
+    def adds(self) -> tuple[str, ...]:
+        """The roles that add dQ."""
+        if self.attend_adds:
+            return self.attending
+        return ("add",) if self.deterministic else ("reduce",)
+
+    @cached_property
+    def attending(self) -> tuple[str, ...]:
+        """The roles of the warpgroups that attend."""
+        return ("weigh", "derive") if self.by_product else tuple(f"attend {wg}" for wg in range(CONSUMERS))
+
+    @cached_property
     def dq_buffers(self) -> int:
         """Buffers of dQ on its way to global memory."""
         return CONSUMERS if self.attend_adds else min(self.ds_stages, self.dq_parts)
@@ -125,23 +143,34 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def topology(self) -> Topology:
-        attend = ("weigh", "derive") if self.by_product else tuple(f"attend {wg}" for wg in range(CONSUMERS))
+        attend = self.attending
         roles = [Role(name, 4, self.registers.attend) for name in attend]
         reduce = () if self.attend_adds else ("reduce",)
-        roles += [Role(name, 4, self.registers.reduce) for name in reduce] + [Role("load", 1, self.registers.load)]
+        adding = () if self.attend_adds else ("add",)
+        ordered = ("turn", *adding, "pass") if self.deterministic else ()
+        roles += [Role(name, 4, self.registers.reduce) for name in reduce]
+        roles += [Role(name, 1, self.registers.load) for name in ("load", *ordered)]
         qk, v = self.padded_qk, self.padded_v
         slot = self.element.bytes * self.block_n * self.block_m
         edges = [
             Edge("K", "load", (*(attend[:1] if self.by_product else attend), *reduce), 1, self.key_bytes(qk)),
             Edge("V", "load", attend[1:] if self.by_product else attend, 1, self.key_bytes(v)),
-            Edge("Q", "load", attend, STAGES, self.row_bytes(qk)),
+            Edge("Q", "load", (*attend, *ordered[:1]), STAGES, self.row_bytes(qk)),
             Edge("dO", "load", attend, STAGES, self.row_bytes(v)),
             Edge("dS", attend[-1], reduce or attend, self.ds_stages, slot),
         ]
         if self.by_product:
             edges.append(Edge("P", "weigh", ("derive",), self.ds_stages, slot))
-        staging = 4 * self.dq_buffers * self.block_m * self.dq_cols + self.out_bytes
-        return Topology(tuple(roles), tuple(edges), staging + 4 * VISITS * VISIT_FIELDS)
+        added = 4 * self.block_m * self.dq_cols
+        private = self.out_bytes + 4 * VISITS * VISIT_FIELDS
+        if self.deterministic:
+            edges.append(Edge("turns", "turn", self.adds, STAGES, 4 * TURN_FIELDS))
+            edges.append(Edge("added", self.adds[-1], ("pass",), STAGES, 4 * TURN_FIELDS))
+        if self.deterministic and not self.attend_adds:
+            edges.append(Edge("dQ", "reduce", self.adds, self.dq_buffers, added))
+        else:
+            private += self.dq_buffers * added
+        return Topology(tuple(roles), tuple(edges), private)
 
     @cached_property
     def out_bytes(self) -> int:

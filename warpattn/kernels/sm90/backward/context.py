@@ -9,6 +9,7 @@ from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline, m
 from ..layouts import element_type
 
 VISITS = gl.constexpr(sizes.VISITS)
+TURN_FIELDS = gl.constexpr(sizes.TURN_FIELDS)
 
 
 @gluon.aggregate
@@ -25,7 +26,40 @@ class Rings:
     shift: gl.shared_memory_descriptor  # [stages, 1, M] fp32, of the Q slots
     delta: gl.shared_memory_descriptor  # of the dO slots
     dq: gl.shared_memory_descriptor  # [dq_buffers, 1, M, dq_cols] fp32
+    ordered: gl.base_value  # `OrderedRings` where additions have a fixed order
     visits: gl.shared_memory_descriptor  # [VISITS * FIELDS, 1] int32
+
+
+@gluon.aggregate
+class OrderedRings:
+    """Between `reduce` and the roles of `ordered.py`."""
+
+    dq: gl.base_value  # from `reduce` to `add`, where there are such roles
+    turns: StagedPipeline  # [stages * TURN_FIELDS, 1] int32, tiles whose turn has come: from `turn` to who adds
+    added: StagedPipeline  # the same of tiles that have been added to: from there to `pass`
+
+
+@gluon.jit
+def make_ordered_rings(dq, config: gl.constexpr):
+    """The rings through which dQ [buffers, 1, M, cols] is added in turns."""
+    topology: gl.constexpr = config.topology
+    ring = None
+    fills: gl.constexpr = 4 * len(config.adds) if config.attend_adds else 1
+    if not config.attend_adds:
+        ring = make_pipeline(dq, empty_arrivals(topology, "dQ"), config.dq_buffers, fills=4)
+    return OrderedRings(
+        ring,
+        make_turns(empty_arrivals(topology, "turns"), 1),
+        make_turns(empty_arrivals(topology, "added"), fills),
+    )
+
+
+@gluon.jit
+def make_turns(arrivals: gl.constexpr, fills: gl.constexpr):
+    """A ring of tiles of dQ by name."""
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    smem = gl.allocate_shared_memory(gl.int32, [STAGES * TURN_FIELDS, 1], plain)
+    return make_pipeline(smem, arrivals, STAGES, TURN_FIELDS, fills=fills)
 
 
 @gluon.jit
@@ -62,6 +96,10 @@ def make_rings(config: gl.constexpr):
             gl.allocate_shared_memory(dtype, [stages, rows, block_m], ds_layout), empty_arrivals(topology, "P"),
             stages, fills=4,
         )  # fmt: skip
+    dq = gl.allocate_shared_memory(gl.float32, [config.dq_buffers, 1, block_m, config.dq_cols], dq_layout)
+    ordered = None
+    if config.deterministic:
+        ordered = make_ordered_rings(dq, config)
     return Rings(
         make_pipeline(k, empty_arrivals(topology, "K"), 1, parts * boxes_qk),
         make_pipeline(v, empty_arrivals(topology, "V"), 1, parts * boxes_v),
@@ -72,6 +110,7 @@ def make_rings(config: gl.constexpr):
         out,
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, block_m], row_layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, block_m], row_layout),
-        gl.allocate_shared_memory(gl.float32, [config.dq_buffers, 1, block_m, config.dq_cols], dq_layout),
+        dq,
+        ordered,
         gl.allocate_shared_memory(gl.int32, [VISITS * FIELDS, 1], plain),
     )

@@ -6,6 +6,8 @@ attend 0, 1          S, P, dP, dS; dV and dK in registers; dS ──▶ ring    
     and derive       dP, dS; dK in registers; dS ──▶ ring
 reduce               dQ = dS · K, added in fp32 by TMA                          (reduce.py)
     or attend 0, 1   the same, where there is no `reduce`                       (add.py)
+turn, add, pass      for deterministic gradients: add dQ of `reduce` in a fixed order, or have the
+                     attending warpgroups add in it (1 warp each)               (ordered.py)
 """
 
 from triton.experimental import gluon
@@ -17,6 +19,7 @@ from .attend import attend_role
 from .by_product import derive_role, weigh_role
 from .captured import PRODUCTS
 from .context import make_rings
+from .ordered import add_role, pass_role, turn_role
 from .reduce import reduce_role
 
 
@@ -34,9 +37,24 @@ def attend_1(ctx):
 def start_roles(ctx):
     """Run every role in its warps; the topology lists them in this order."""
     workers: gl.constexpr = ctx.config.topology.workers
-    if ctx.config.by_product:
+    if ctx.config.by_product and ctx.config.deterministic:
+        gl.warp_specialize(
+            [
+                (weigh_role, (ctx,)), (derive_role, (ctx,)), (reduce_role, (ctx,)), (load_role, (ctx,)),
+                (turn_role, (ctx,)), (add_role, (ctx,)), (pass_role, (ctx,)),
+            ],
+            workers.warps,
+            workers.registers,
+        )  # fmt: skip
+    elif ctx.config.by_product:
         gl.warp_specialize(
             [(weigh_role, (ctx,)), (derive_role, (ctx,)), (reduce_role, (ctx,)), (load_role, (ctx,))],
+            workers.warps,
+            workers.registers,
+        )
+    elif ctx.config.attend_adds and ctx.config.deterministic:
+        gl.warp_specialize(
+            [(attend_0, (ctx,)), (attend_1, (ctx,)), (load_role, (ctx,)), (turn_role, (ctx,)), (pass_role, (ctx,))],
             workers.warps,
             workers.registers,
         )
@@ -44,6 +62,15 @@ def start_roles(ctx):
         gl.warp_specialize(
             [(attend_0, (ctx,)), (attend_1, (ctx,)), (load_role, (ctx,))], workers.warps, workers.registers
         )
+    elif ctx.config.deterministic:
+        gl.warp_specialize(
+            [
+                (attend_0, (ctx,)), (attend_1, (ctx,)), (reduce_role, (ctx,)), (load_role, (ctx,)),
+                (turn_role, (ctx,)), (add_role, (ctx,)), (pass_role, (ctx,)),
+            ],
+            workers.warps,
+            workers.registers,
+        )  # fmt: skip
     else:
         gl.warp_specialize(
             [(attend_0, (ctx,)), (attend_1, (ctx,)), (reduce_role, (ctx,)), (load_role, (ctx,))],

@@ -13,57 +13,53 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ...nvidia.backward.turns import BEHIND, pass_turn, take_turn
 from ...nvidia.backward.visits import STAGES, at_keys, first_visit, following_visit, read_visit
-from ...nvidia.pipelines import consumer_state
+from ...nvidia.pipelines import consumer_state, producer_state
 from ..layouts import accumulator_layout
 from .attend import held_tile
 
 
 @gluon.jit
 def reduce_role(ctx):
-    """Add dQ of every visited tile of every key tile to global memory."""
+    """Add dQ of every visited tile of every key tile to global memory, or hand it over to `add`."""
     state = consumer_state(ctx.config.ds_stages)
+    added = producer_state(ctx.config.dq_buffers)
     visit_state = consumer_state(STAGES)
     held = consumer_state(1)
     visit = first_visit(ctx, ctx.rings.ds, state, visit_state)
     while visit.number >= 0:
-        state, visit_state = add_tiles(at_keys(ctx, visit.number), state, visit_state, held)
+        state, visit_state, added = add_tiles(at_keys(ctx, visit.number), state, visit_state, added, held)
         held = held.step()
         visit = following_visit(ctx, ctx.rings.ds, state, visit_state)
-    tma.store_wait(0)  # shared memory must outlive the last copy's reads
+    if not ctx.config.deterministic:
+        tma.store_wait(0)  # shared memory must outlive the last copy's reads
 
 
 @gluon.jit
-def add_tiles(ctx, state, visit_state, held):
+def add_tiles(ctx, state, visit_state, added, held):
     """Add dQ of every visited tile of a key tile; the states of the slots behind."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     rings.k.consumer_wait(held)
     more = gl.to_tensor(True)
-    turn = ctx.tensors.turns
-    began = gl.to_tensor(False)
     while more:
         rings.ds.consumer_wait(state)
         visit = read_visit(ctx, visit_state)
         parts: gl.constexpr = config.dq_parts
         for part in gl.static_range(parts):
             dq = start_query_gradients(ctx, state, part)
-            if config.deterministic and part == 0:  # while the product runs
-                pass_turn(turn, began)
-                began = visit.row < BEHIND
-                turn = take_turn(ctx, visit)
             dq = warpgroup_mma_wait(0, deps=(dq,))
             if part == parts - 1:
                 rings.ds.consumer_release(state)
-            add_columns(ctx, dq, visit, part)
+            if config.deterministic:
+                added = hand_over_columns(ctx, dq, added, part)
+            else:
+                add_columns(ctx, dq, visit, part)
         more = visit.more()
         state = state.step()
         visit_state = visit_state.step()
-    if config.deterministic:
-        pass_turn(turn, began)
     rings.k.consumer_release(held)
-    return state, visit_state
+    return state, visit_state, added
 
 
 @gluon.jit
@@ -94,12 +90,29 @@ def add_columns(ctx, dq, visit, part: gl.constexpr):
     config: gl.constexpr = ctx.config
     smem = ctx.rings.dq.index(part % config.dq_buffers)
     tma.store_wait(config.dq_buffers - 1)
+    store_columns(ctx, dq, smem, part)
+    gl.barrier()
+    at = [ctx.keys.head + visit.h, ctx.keys.row + visit.row, part * config.dq_cols]
+    tma.async_atomic_add(ctx.tensors.dq, at, smem)
+
+
+@gluon.jit
+def hand_over_columns(ctx, dq, state, part: gl.constexpr):
+    """A part's columns to `add`; the state of the slot behind."""
+    ring = ctx.rings.ordered.dq
+    ring.producer_acquire(state)
+    store_columns(ctx, dq, ring.tile(state), part)
+    ring.producer_commit(state)
+    return state.step()
+
+
+@gluon.jit
+def store_columns(ctx, dq, smem, part: gl.constexpr):
+    """Write a part's columns where TMA reads them."""
+    config: gl.constexpr = ctx.config
     tile = smem.reshape([config.block_m, config.dq_cols])
     cols: gl.constexpr = part_columns(config, part)
     if cols < config.dq_cols:  # TMA adds no columns behind the head dim
         tile = tile.slice(0, cols, dim=1)
     tile.store(dq)
     fence_async_shared()
-    gl.barrier()
-    at = [ctx.keys.head + visit.h, ctx.keys.row + visit.row, part * config.dq_cols]
-    tma.async_atomic_add(ctx.tensors.dq, at, smem)

@@ -1,0 +1,123 @@
+"""Three warps by which CTAs add to a tile of dQ in a fixed order, while all other roles go on as if there were none.
+
+      turn     waits for the CTA's turn at a tile, up to two tiles ahead    ── turns ─▶ add
+      reduce   dQ = dS · K                                                  ── dQ ────▶ add
+      add      adds dQ by TMA, and waits until it has arrived               ── added ─▶ pass
+      pass     a fence of all memory, and the counter
+
+A turn passes through L2: the addition of up to 32 KB, the fence, the counter and a poll that sees it take about as
+long as a tile. In `reduce` they follow its product, so that a tile takes both; here none of them is in a tile's way
+unless the CTA before is late. Each has a warp of its own: the next turn is waited for while the last one is passed, and
+the next tile is added while the fence of the last one waits.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from ...nvidia.backward.turns import BEHIND, count_turn, take_turn, turn_counter
+from ...nvidia.backward.visits import FIELDS, STAGES, Visit
+from ...nvidia.pipelines import consumer_state, producer_state
+from ...pieces.scheduler import put_field
+
+
+@gluon.jit
+def turn_role(ctx):
+    """Wait for the turn of every visited tile, in the order of the visits."""
+    state = consumer_state(STAGES)  # of Q, with which visits come
+    turn_state = producer_state(STAGES)
+    more = gl.to_tensor(True)
+    while more:
+        ctx.rings.q.consumer_wait(state)
+        visit = visit_of_warp(ctx, state)
+        ctx.rings.q.consumer_release(state)
+        take_turn(ctx, visit)
+        put_tile(ctx.rings.ordered.turns, turn_state, ctx.keys.head + visit.h, ctx.keys.row + visit.row)
+        more = visit.more()
+        state = state.step()
+        turn_state = turn_state.step()
+    put_tile(ctx.rings.ordered.turns, turn_state, gl.to_tensor(0), gl.to_tensor(-1))
+
+
+@gluon.jit
+def add_role(ctx):
+    """Add dQ of every tile whose turn has come."""
+    turns, added = ctx.rings.ordered.turns, ctx.rings.ordered.added
+    state = consumer_state(STAGES)
+    added_state = producer_state(STAGES)
+    dq_state = consumer_state(ctx.config.dq_buffers)
+    head, row = get_tile(turns, state)
+    while row >= 0:
+        turns.consumer_release(state)
+        dq_state = add_parts(ctx, dq_state, head, row)
+        tma.store_wait(0, read_only=False)
+        put_tile(added, added_state, head, row)
+        state = state.step()
+        added_state = added_state.step()
+        head, row = get_tile(turns, state)
+    put_tile(added, added_state, head, row)
+
+
+@gluon.jit
+def pass_role(ctx):
+    """Pass the turn of every tile that has been added to."""
+    added = ctx.rings.ordered.added
+    state = consumer_state(STAGES)
+    head, row = get_tile(added, state)
+    while row >= 0:
+        count_turn(turn_counter(ctx, head, row), row < BEHIND)
+        added.consumer_release(state)
+        state = state.step()
+        head, row = get_tile(added, state)
+
+
+@gluon.jit
+def add_parts(ctx, state, head, row):
+    """Add a tile in parts of the columns, each given back as soon as TMA has read it; the state of the slot behind."""
+    config: gl.constexpr = ctx.config
+    ring = ctx.rings.ordered.dq
+    parts: gl.constexpr = config.dq_parts
+    buffers: gl.constexpr = config.dq_buffers
+    read = state
+    for part in gl.static_range(parts + buffers - 1):
+        if part < parts:
+            ring.consumer_wait(state)
+            tma.async_atomic_add(ctx.tensors.dq, [head, row, part * config.dq_cols], ring.tile(state))
+            state = state.step()
+        if part >= buffers - 1:
+            tma.store_wait(min(buffers - 1, parts + buffers - 2 - part))
+            ring.consumer_release(read)
+            read = read.step()
+    return state
+
+
+@gluon.jit
+def put_tile(ring, state, head, row):
+    """Name a tile to the next role."""
+    full = ring.producer_acquire(state)
+    put_field(ring.tile(state, 0), head)
+    put_field(ring.tile(state, 1), row)
+    mbarrier.arrive(full, count=1)
+
+
+@gluon.jit
+def get_tile(ring, state):
+    """(head, first row) of the next tile, in the kernels' own numbers; a row of -1: none follows."""
+    ring.consumer_wait(state)
+    return field_of_warp(ring.tile(state, 0)), field_of_warp(ring.tile(state, 1))
+
+
+@gluon.jit
+def visit_of_warp(ctx, state):
+    """The visit of a slot of Q, as `read_visit` has it; called by one warp."""
+    first = (state.index + STAGES * state.phase) * FIELDS
+    slots = ctx.rings.visits
+    row, h = field_of_warp(slots.index(first)), field_of_warp(slots.index(first + 1))
+    flags, turn = field_of_warp(slots.index(first + 2)), field_of_warp(slots.index(first + 3))
+    return Visit(ctx.keys.b, h, row, flags, turn, field_of_warp(slots.index(first + 4)))
+
+
+@gluon.jit
+def field_of_warp(slot):
+    """Read one field; called by one warp."""
+    return gl.max(slot.load(gl.BlockedLayout([1], [32], [1], [0])), 0)
