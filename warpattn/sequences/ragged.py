@@ -77,6 +77,10 @@ class Ragged(Sequence):
         keys = self.cu_q if self.cu_k is None else self.cu_k
         check_offsets(rules, "q" if self.cu_k is None else "k", keys, sizes.seq_k, self.max_k)
 
+    def longest(self, sizes: Sizes) -> tuple[int, int]:
+        most_q, most_k = (most(x.diff()) for x in (self.cu_q, self.cu_q if self.cu_k is None else self.cu_k))
+        return most_q, most_k
+
     def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
         total_q, heads_q, _ = q.shape
         return Sizes(len(self.cu_q) - 1, total_q, len(k), heads_q, k.shape[1], self.query_columns(q), v.shape[2])
@@ -94,6 +98,11 @@ class Ragged(Sequence):
 
     def lse_shape(self, sizes: Sizes) -> tuple[int, ...]:
         return (sizes.heads_q, sizes.seq_q)
+
+
+def most(lengths: Tensor) -> int:
+    """The greatest of lengths, 0 where there are none."""
+    return max(lengths.tolist(), default=0)
 
 
 def with_parts(
