@@ -22,6 +22,7 @@ from warpattn.quantized import Quantized, quantize
 from warpattn.reference import reference
 from warpattn.sequences import Dense
 
+SHAPE = "2x256x8x64"
 ROUNDS = 5
 ENOUGH_S = 2.0  # of timing: a call that takes so long is timed once
 
@@ -37,8 +38,10 @@ def run(
     file: Annotated[
         Path | None, typer.Argument(help=".safetensors or .npz with q, k, v (batch, seq, heads, dim)")
     ] = None,
-    shape: Annotated[str, typer.Option(help=f"Random q, k, v: {spelling.SHAPE_HELP}")] = "2x256x8x64",
-    seed: Annotated[int, typer.Option(help=spelling.SEED_HELP)] = 0,
+    shape: Annotated[
+        str | None, typer.Option(help=f"Random q, k, v: {spelling.SHAPE_HELP}; {SHAPE} without a file")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help=f"{spelling.SEED_HELP}; 0 without a file")] = None,
     mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = "full",
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
     dtype: Annotated[
@@ -57,13 +60,18 @@ def run(
     if out is not None:
         tensors.check_format(out)
         tensors.check_writable(out, file)
+    if file and (shape is not None or seed is not None):
+        what = f"{file} and {'--shape' if shape is not None else '--seed'} are given"
+        raise AttentionError(f"{what}; --shape and --seed are of random q, k and v: leave them out")
     place = spelling.device(device)
     default = "fp32" if place.type == "cpu" else "bf16"
     products, shown = dtype is not None and dtype in spelling.STORED, dtype
     if products:
+        if kv_dtype and spelling.stored(kv_dtype) != spelling.stored(str(dtype)):
+            raise AttentionError(f"--dtype {dtype} and --kv-dtype {kv_dtype} are given; q, k and v of 8 bits have one")
         kv_dtype, dtype = str(dtype), "bf16"
     kind = spelling.dtype(dtype) if dtype is not None else None if file else spelling.dtype(default)
-    made, size, start = spelling.mask(mask), spelling.shape(shape), spelling.seed(seed)
+    made, size, start = spelling.mask(mask), spelling.shape(SHAPE if shape is None else shape), spelling.seed(seed or 0)
     stored = spelling.stored(kv_dtype)
     if stored is not None and backward:
         raise AttentionError("--backward and --kv-dtype are given; 8-bit keys and values have no backward")
