@@ -60,15 +60,11 @@ def run(
     if out is not None:
         tensors.check_format(out)
         tensors.check_writable(out, file)
-    if file and (shape is not None or seed is not None):
-        what = f"{file} and {'--shape' if shape is not None else '--seed'} are given"
-        raise AttentionError(f"{what}; --shape and --seed are of random q, k and v: leave them out")
+    _refuse_idle(file, {"--shape": shape, "--seed": seed}, (dtype, kv_dtype))
     place = spelling.device(device)
     default = "fp32" if place.type == "cpu" else "bf16"
     products, shown = dtype is not None and dtype in spelling.STORED, dtype
     if products:
-        if kv_dtype and spelling.stored(kv_dtype) != spelling.stored(str(dtype)):
-            raise AttentionError(f"--dtype {dtype} and --kv-dtype {kv_dtype} are given; q, k and v of 8 bits have one")
         kv_dtype, dtype = str(dtype), "bf16"
     kind = spelling.dtype(dtype) if dtype is not None else None if file else spelling.dtype(default)
     made, size, start = spelling.mask(mask), spelling.shape(SHAPE if shape is None else shape), spelling.seed(seed or 0)
@@ -101,6 +97,17 @@ def run(
     if out is not None:
         tensors.save(out, {"out": o, "lse": lse, **gradients})
         console.print(f"wrote {out}")
+
+
+def _refuse_idle(file: Path | None, of_random: dict[str, Any], dtypes: tuple[str | None, str]) -> None:
+    """AttentionError for options that would mean nothing: sizes of random tensors beside a file, a second format."""
+    given = [name for name, value in of_random.items() if value is not None]
+    if file is not None and given:
+        rule = "--shape and --seed are of random q, k and v: leave them out"
+        raise AttentionError(f"{file} and {given[0]} are given; {rule}")
+    dtype, kv_dtype = dtypes
+    if dtype in spelling.STORED and kv_dtype and spelling.stored(kv_dtype) != spelling.stored(dtype):
+        raise AttentionError(f"--dtype {dtype} and --kv-dtype {kv_dtype} are given; q, k and v of 8 bits have one")
 
 
 def _gradients(console: Console, call: Call) -> dict[str, Tensor]:
