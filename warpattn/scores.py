@@ -167,7 +167,8 @@ class SoftCap(Score):
 class Bias(Score):
     """s + bias[b, h, row, k], row counting queries from 0.
 
-    bias: float tensor that broadcasts to (B, H, Sq, Sk), rank 2 to 4; gradients reach it through the reference.
+    bias: float tensor that broadcasts to (B, H, Sq, Sk), rank 2 to 4; where lengths differ, Sq and Sk are at least
+    those of the longest sequence. Gradients reach it.
     """
 
     bias: Tensor

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -12,10 +10,11 @@ from warpattn.errors import AttentionError
 from warpattn.masks import Mask
 from warpattn.problem import Call
 from warpattn.problem.backends import Backend
-from warpattn.quantized import Quantized, split
+from warpattn.quantized import Quantized
 from warpattn.scores import Score
 from warpattn.sequences import PagedKV, PagedRagged, Ragged
-from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery, parted
+from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery, check_once, parted
+from warpattn.sequences.ragged import with_parts
 
 
 def attention_varlen(
@@ -43,9 +42,7 @@ def attention_varlen(
     """
     if not isinstance(seq, Ragged):
         raise AttentionError(f"seq is a {type(seq).__name__}; seq must be a warpattn Ragged(cu_q, cu_k)")
-    if isinstance(q, WITH_PARTS) or isinstance(k, Quantized) or isinstance(v, Quantized):
-        (q, of_q), (k, k_scale), (v, v_scale) = parted(q), split(k), split(v)
-        seq = replace(seq, k_scale=k_scale, v_scale=v_scale, **of_q)
+    q, k, v, seq = with_parts(q, k, v, seq)
     return attend_call(Call(q, k, v, seq, mask, score, sinks, scale, return_lse, out), backend)
 
 
@@ -84,6 +81,7 @@ def attention_paged(
         raise AttentionError(f"seq is a {type(seq).__name__}; seq must be None or a warpattn Ragged(cu_q)")
     if isinstance(q, WITH_PARTS):
         q, of_q = parted(q)
+        check_once("kv", kv, of_q)
         kv = kv.with_fields(**of_q)
     layout = kv if seq is None else PagedRagged(kv, seq)
     call = Call(q, kv.k_pages, kv.v_pages, layout, mask, score, sinks, scale, return_lse, out)

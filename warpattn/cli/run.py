@@ -22,6 +22,7 @@ from warpattn.quantized import Quantized, quantize
 from warpattn.reference import reference
 from warpattn.sequences import Dense
 
+SHAPE = "2x256x8x64"
 ROUNDS = 5
 ENOUGH_S = 2.0  # of timing: a call that takes so long is timed once
 
@@ -37,8 +38,10 @@ def run(
     file: Annotated[
         Path | None, typer.Argument(help=".safetensors or .npz with q, k, v (batch, seq, heads, dim)")
     ] = None,
-    shape: Annotated[str, typer.Option(help=f"Random q, k, v: {spelling.SHAPE_HELP}")] = "2x256x8x64",
-    seed: Annotated[int, typer.Option(help=spelling.SEED_HELP)] = 0,
+    shape: Annotated[
+        str | None, typer.Option(help=f"Random q, k, v: {spelling.SHAPE_HELP}; {SHAPE} without a file")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help=f"{spelling.SEED_HELP}; 0 without a file")] = None,
     mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = "full",
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
     dtype: Annotated[
@@ -57,13 +60,14 @@ def run(
     if out is not None:
         tensors.check_format(out)
         tensors.check_writable(out, file)
+    _refuse_idle(file, {"--shape": shape, "--seed": seed}, (dtype, kv_dtype))
     place = spelling.device(device)
     default = "fp32" if place.type == "cpu" else "bf16"
     products, shown = dtype is not None and dtype in spelling.STORED, dtype
     if products:
         kv_dtype, dtype = str(dtype), "bf16"
     kind = spelling.dtype(dtype) if dtype is not None else None if file else spelling.dtype(default)
-    made, size, start = spelling.mask(mask), spelling.shape(shape), spelling.seed(seed)
+    made, size, start = spelling.mask(mask), spelling.shape(SHAPE if shape is None else shape), spelling.seed(seed or 0)
     stored = spelling.stored(kv_dtype)
     if stored is not None and backward:
         raise AttentionError("--backward and --kv-dtype are given; 8-bit keys and values have no backward")
@@ -93,6 +97,17 @@ def run(
     if out is not None:
         tensors.save(out, {"out": o, "lse": lse, **gradients})
         console.print(f"wrote {out}")
+
+
+def _refuse_idle(file: Path | None, of_random: dict[str, Any], dtypes: tuple[str | None, str]) -> None:
+    """AttentionError for options that would mean nothing: sizes of random tensors beside a file, a second format."""
+    given = [name for name, value in of_random.items() if value is not None]
+    if file is not None and given:
+        rule = "--shape and --seed are of random q, k and v: leave them out"
+        raise AttentionError(f"{file} and {given[0]} are given; {rule}")
+    dtype, kv_dtype = dtypes
+    if dtype in spelling.STORED and kv_dtype and spelling.stored(kv_dtype) != spelling.stored(dtype):
+        raise AttentionError(f"--dtype {dtype} and --kv-dtype {kv_dtype} are given; q, k and v of 8 bits have one")
 
 
 def _gradients(console: Console, call: Call) -> dict[str, Tensor]:

@@ -64,7 +64,9 @@ def scaled_dot_product_attention(
         raise AttentionError("attn_mask is given with is_causal=True; write causality into the mask")
     mask = TOP_LEFT if is_causal else None
     if any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value)):
-        return _nested(query, key, value, attn_mask, mask, scale)
+        if attn_mask is not None:
+            raise AttentionError("attn_mask is given with nested tensors; they take is_causal only")
+        return _nested(query, key, value, mask, scale, enable_gqa)
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not is_tensor(x) or x.ndim < 2:
             plain = f"a tensor of shape {tuple(x.shape)}" if is_tensor(x) else f"a {type(x).__name__}"
@@ -72,7 +74,7 @@ def scaled_dot_product_attention(
             raise AttentionError(f"{name} is {got}; it must be a tensor (..., heads, seq, head_dim)")
     query, key, value = (_autocast(x) for x in (query, key, value))
     if enable_gqa and all(x.ndim > 2 for x in (query, key, value)) and key.shape[-3] != value.shape[-3]:
-        key, value = (_repeated(x, query.shape[-3]) for x in (key, value))
+        key, value = (_repeated(x, query.shape[-3], -3) for x in (key, value))
     if isinstance(attn_mask, CausalBias):
         mask = _causal(attn_mask, query, key)
     lead = _leading(query, key, value, enable_gqa)
@@ -94,11 +96,12 @@ def _autocast(x: Any) -> Any:
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
-def _repeated(x: Tensor, heads: int) -> Tensor:
-    """Each head as often as it takes to have `heads`; keys and values may have different numbers of them."""
-    if not x.shape[-3] or heads % x.shape[-3]:
-        raise AttentionError(f"query has {heads} heads and key or value {x.shape[-3]}; they must divide those of query")
-    return x.repeat_interleave(heads // x.shape[-3], dim=-3)
+def _repeated(x: Tensor, heads: int, dim: int) -> Tensor:
+    """Each head, in `dim`, as often as it takes to have `heads`; keys and values may have different numbers of them."""
+    if not x.shape[dim] or heads % x.shape[dim]:
+        what = f"query has {heads} heads and key or value {x.shape[dim]}"
+        raise AttentionError(f"{what}; they must divide those of query")
+    return x.repeat_interleave(heads // x.shape[dim], dim=dim)
 
 
 def _causal(bias: CausalBias, query: Tensor, key: Tensor) -> Mask:
@@ -169,7 +172,11 @@ def _four_dimensions(x: Tensor, lead: tuple[int, ...]) -> Tensor:
 def _mask(mask: Tensor, lead: tuple[int, ...]) -> Mask:
     """attn_mask as (batch, heads, L, S), where any may be 1."""
     absent = not isinstance(mask, Tensor) or mask.is_nested or mask.device.type == "meta"
-    if absent or not 2 <= mask.ndim <= max(len(lead) + 2, 2):
+    fits = not absent and 2 <= mask.ndim <= max(len(lead) + 2, 2)
+    if fits and len(lead) > 2:  # leading dimensions become one, so that `attention` does not see them
+        own = mask.shape[:-3]
+        fits = all(size in (1, whole) for size, whole in zip(own, lead[len(lead) - 1 - len(own) : -1], strict=True))
+    if not fits:
         kind = kind_of(mask) if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
         got = f"is {kind}" if absent else f"has shape {tuple(mask.shape)}"
         raise AttentionError(f"attn_mask {got}; it must be a tensor that broadcasts to {(*lead, 'L', 'S')}")
@@ -181,16 +188,21 @@ def _mask(mask: Tensor, lead: tuple[int, ...]) -> Mask:
 
 
 def _nested(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, mask: Mask | None, scale: float | None
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None, enable_gqa: bool
 ) -> Tensor:
     """Jagged tensors (batch, heads, ragged, head_dim)."""
-    if attn_mask is not None:
-        raise AttentionError("attn_mask is given with nested tensors; they take is_causal only")
     (q, starts_q), (k, starts_k), (v, starts_v) = (
         _jagged(name, x) for name, x in (("query", query), ("key", key), ("value", value))
     )
     if starts_v is not starts_k and not torch.equal(starts_v, starts_k):
         raise AttentionError("value has other lengths than key; they must be equal")
+    heads = q.shape[1]
+    if not enable_gqa and {k.shape[1], v.shape[1]} - {1, heads}:
+        what = f"query has {heads} heads, key {k.shape[1]} and value {v.shape[1]}"
+        raise AttentionError(f"{what}; enable_gqa=True lets heads of query be a multiple")
+    q, k, v = (_autocast(x) for x in (q, k, v))
+    if k.shape[1] != v.shape[1]:
+        k, v = (_repeated(x, heads, 1) for x in (k, v))
     longest_q, longest_k = (getattr(x, "_maybe_max_seqlen", None) for x in (query, key))
     seq = Ragged(starts_q.to(torch.int32), starts_k.to(torch.int32), longest_q, longest_k)
     out = attention_varlen(q, k, v, seq, mask=mask, scale=scale)

@@ -77,8 +77,8 @@ def _check_out(rules: Rules, call: Call, sizes: Sizes) -> None:
 def _check_part(rules: Rules, part: Mask | Score, call: Call, sizes: Sizes) -> None:
     """Shapes of captured tensors whose axes are the batch, the heads, the rows or the keys.
 
-    Rows and keys are compared for dense batches only: elsewhere their number differs between sequences, and elements
-    outside the tensor are hidden.
+    Rows and keys are compared for dense batches only: elsewhere their number differs between sequences, elements
+    outside a mask are hidden, and a bias has to hold the longest sequence (`check_values`).
     """
     dense = call.sequence.kind == "dense"
     batch, heads = ("batch", sizes.batch), ("query heads", sizes.heads_q)
@@ -121,6 +121,17 @@ def check_values(rules: Rules, call: Call, sizes: Sizes) -> None:
             _check_lengths(rules, "Padding.valid_lengths", part.valid_lengths, longest)
         elif isinstance(part, Prefix) and isinstance(part.length, Tensor):
             _check_lengths(rules, "Prefix.length", part.length, None)
+    if call.sequence.kind != "dense" and not rules.broken:
+        for part in parts(call.score):
+            if isinstance(part, Bias):
+                _check_reach(rules, part.bias, call.sequence.longest(sizes))
+
+
+def _check_reach(rules: Rules, bias: Tensor, longest: tuple[int, int]) -> None:
+    """A bias holds every row and key of the longest sequences: outside it would be 0."""
+    for axis, got, least in zip(("queries", "keys"), bias.shape[-2:], longest, strict=True):
+        rule = f"its {axis} axis must be 1 or at least {least}, those of the longest sequence"
+        rules.require(got == 1 or got >= least, f"Bias.bias has shape {tuple(bias.shape)}", rule)
 
 
 def _check_lengths(rules: Rules, name: str, lengths: Tensor, longest: int | None) -> None:

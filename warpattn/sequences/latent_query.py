@@ -62,6 +62,15 @@ def parted(q: Tensor | Quantized | LatentQuery) -> tuple[Tensor, dict[str, Any]]
     return (q.nope, {"q_rope": q.rope}) if isinstance(q, LatentQuery) else (q, {})
 
 
+def check_once(name: str, sequence: object, brought: dict[str, Any]) -> None:
+    """AttentionError if a sequence, the call's argument `name`, has a scale or a rotary part that operands bring, too:
+    one of them would be ignored."""
+    twice = [field for field in brought if getattr(sequence, field) is not None]
+    if twice:
+        rule = "a Quantized or a LatentQuery of the call has its own: leave it None"
+        raise AttentionError(*[f"{name}.{field} is given; {rule}" for field in twice])
+
+
 def check_rope(rules: Rules, q: Tensor, rope: Tensor) -> bool:
     """Rules of the rotary part beside queries `q`; True if its rank is right."""
     if not rules.tensor("q.rope", rope, *AXES[4 - q.ndim :]):

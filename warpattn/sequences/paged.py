@@ -12,7 +12,7 @@ from torch import Tensor
 from warpattn.errors import Rules
 from warpattn.inputs import kind_of
 from warpattn.quantized import rows_of_pages
-from warpattn.sequences.ragged import Ragged
+from warpattn.sequences.ragged import Ragged, most
 from warpattn.sequences.rules import check_bound, check_index, check_offsets, check_shapes, check_shared, check_table
 from warpattn.sequences.sequence import Sequence, Sizes
 
@@ -86,6 +86,9 @@ class PagedKV(Sequence):
         queries = [sizes.seq_q] * sizes.batch if queries is None else queries
         shared = (self.shared_pages, self.shared_pages * self.k_pages.shape[1])
         check_shared(rules, queries, self.lengths, self.block_table[:, : self.shared_pages], shared)
+
+    def longest(self, sizes: Sizes) -> tuple[int, int]:
+        return sizes.seq_q, most(self.lengths)
 
     def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
         batch, seq_q, heads_q, _ = q.shape
@@ -177,12 +180,15 @@ class PagedRagged(Sequence):
         check_offsets(rules, "q", self.cu_q, sizes.seq_q, self.queries.max_q)
         self.kv.check_values(rules, sizes, self.cu_q.diff().tolist())
 
+    def longest(self, sizes: Sizes) -> tuple[int, int]:
+        return most(self.cu_q.diff()), most(self.kv.lengths)
+
     def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
         total, heads_q, _ = q.shape
         _, page_size, heads_kv, dim_v = self.kv.v_pages.shape
         capacity, batch = self.kv.block_table.shape[1] * page_size, len(self.kv.lengths)
-        most = total if self.queries.max_q is None else min(total, self.queries.max_q)
-        return Sizes(batch, total, capacity, heads_q, heads_kv, self.query_columns(q), dim_v, page_size, most)
+        max_q = total if self.queries.max_q is None else min(total, self.queries.max_q)
+        return Sizes(batch, total, capacity, heads_q, heads_kv, self.query_columns(q), dim_v, page_size, max_q)
 
     def walk(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         q = self.whole_queries(q)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from warpattn.errors import Rules
 from warpattn.inputs import number
+from warpattn.quantized import Quantized, split
+from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery, check_once, parted
 from warpattn.sequences.rules import check_bound, check_index, check_offsets
 from warpattn.sequences.sequence import Sequence, Sizes
 
@@ -75,6 +77,10 @@ class Ragged(Sequence):
         keys = self.cu_q if self.cu_k is None else self.cu_k
         check_offsets(rules, "q" if self.cu_k is None else "k", keys, sizes.seq_k, self.max_k)
 
+    def longest(self, sizes: Sizes) -> tuple[int, int]:
+        most_q, most_k = (most(x.diff()) for x in (self.cu_q, self.cu_q if self.cu_k is None else self.cu_k))
+        return most_q, most_k
+
     def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
         total_q, heads_q, _ = q.shape
         return Sizes(len(self.cu_q) - 1, total_q, len(k), heads_q, k.shape[1], self.query_columns(q), v.shape[2])
@@ -92,3 +98,21 @@ class Ragged(Sequence):
 
     def lse_shape(self, sizes: Sizes) -> tuple[int, ...]:
         return (sizes.heads_q, sizes.seq_q)
+
+
+def most(lengths: Tensor) -> int:
+    """The greatest of lengths, 0 where there are none."""
+    return max(lengths.tolist(), default=0)
+
+
+def with_parts(
+    q: Tensor | Quantized | LatentQuery, k: Tensor | Quantized, v: Tensor | Quantized, seq: Ragged
+) -> tuple[Tensor, Tensor, Tensor, Ragged]:
+    """Plain operands, and the batch with the scales and the rotary part that they had beside them."""
+    if not (isinstance(q, WITH_PARTS) or isinstance(k, Quantized) or isinstance(v, Quantized)):
+        return q, k, v, seq
+    (rows, brought), (keys, k_scale), (values, v_scale) = parted(q), split(k), split(v)
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    brought = brought | {name: scale for name, scale in scales.items() if scale is not None}
+    check_once("seq", seq, brought)
+    return rows, keys, values, replace(seq, **brought)

@@ -134,11 +134,12 @@ def _check_values(rules: Rules, kv: PagedKV, k_new: Tensor, cos: Tensor | None) 
 def _append(kv: PagedKV, new: NewRows) -> None:
     """The same with torch alone."""
     tokens = torch.arange(new.k.shape[1], device=new.k.device)
-    position = kv.lengths[:, None].long() - len(tokens) + tokens  # below 0 for those that are left out
-    there, position = position >= 0, position.clamp_min(0)
-    size = kv.k_pages.shape[1]
-    page = kv.block_table.long().gather(1, position // size)
-    k = new.k if new.angles is None else rotated(new.k, position, new.angles, new.interleaved)
-    for pages, x, scale in ((kv.k_pages, k, kv.k_scale), (kv.v_pages, new.v, kv.v_scale)):
-        assert x is not None
-        write_rows(pages, (page[there], position[there] % size), x[there], scale)
+    every = kv.lengths[:, None].long() - len(tokens) + tokens
+    there = every >= 0  # others are left out
+    sequence, _ = there.nonzero(as_tuple=True)
+    position, size = every[there], kv.k_pages.shape[1]
+    page = kv.block_table[sequence, position // size].long()
+    k = new.k[there] if new.angles is None else rotated(new.k[there], position, new.angles, new.interleaved)
+    assert new.v is not None
+    for pages, x, scale in ((kv.k_pages, k, kv.k_scale), (kv.v_pages, new.v[there], kv.v_scale)):
+        write_rows(pages, (page, position % size), x, scale)

@@ -42,7 +42,8 @@ from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.runtime.launches import list_launches
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
-from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery, parted
+from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery, check_once, parted
+from warpattn.sequences.ragged import with_parts
 
 Result = Tensor | tuple[Tensor, Tensor]
 Pair = tuple[Tensor | Quantized, Tensor | Quantized]
@@ -57,10 +58,15 @@ def _like(x: Tensor, rows_vary: bool = False) -> _Like:
     return (x.shape[1:] if rows_vary else x.shape, x.stride(), x.dtype, x.get_device(), rows_vary)
 
 
-def _varies(name: str, x: Tensor) -> bool:
-    """Whether an index of a step may have fewer rows than the plan's: not the scales of pages or heads."""
-    *of_pages, of_queries = PagedKV.scale_names
-    return name not in of_pages and (name != of_queries or x.ndim > 1)
+def _varies(sequence: Sequence, name: str, x: Tensor) -> bool:
+    """Whether an index of a step may have fewer rows than the plan's: what belongs to tokens, and over pages what
+    belongs to sequences, too; not the scales of pages or heads."""
+    *of_keys, of_queries = sequence.scale_names
+    if name == of_queries:
+        return x.ndim > 1
+    if isinstance(sequence, PagedRagged):
+        return name not in of_keys
+    return isinstance(sequence, Ragged) and (name == "q.rope" or (name in of_keys and x.ndim > 1))
 
 
 def _check(names: tuple[str, ...], tensors: tuple[Tensor, ...], planned: tuple[_Like, ...]) -> None:
@@ -124,13 +130,13 @@ class ServingPlan:
         self._latent = is_latent(checked.problem)  # then v is a view of k
         operands, indices = call.sequence.operands(q, call.k, call.v), call.sequence.indices()
         rows_vary = isinstance(call.sequence, Ragged | PagedRagged)
-        fewer_sequences = isinstance(call.sequence, PagedRagged)  # and pages that never vary
+        over_pages = isinstance(call.sequence, PagedRagged)  # which never vary
         self._names = (*operands, *indices)
         read = (*operands.values(), call.sinks, call.sequence.q_rope)
         self._written, self._read = extent(self.out), tuple([0 if x is None else extent(x) for x in read])
         self._like = (
-            *(_like(x, rows_vary and (x is q or not fewer_sequences)) for x in operands.values()),
-            *(_like(x, fewer_sequences and _varies(name, x)) for name, x in indices.items()),
+            *(_like(x, rows_vary and (x is q or not over_pages)) for x in operands.values()),
+            *(_like(x, rows_vary and _varies(call.sequence, name, x)) for name, x in indices.items()),
         )
         self._like_out = _like(self.out, rows_vary)
         launches = checked.backend != "reference" and checked.problem.seq_k > 0 and self.out.numel() > 0
@@ -294,23 +300,25 @@ def _operands(
 def with_query_parts(q: Tensor | Quantized | LatentQuery, kv: PagedKV) -> tuple[Tensor, Tensor, Tensor, PagedKV]:
     """Queries, pages of keys and of values, and the cache with the scale or the rotary part of the queries."""
     rows, of_q = parted(q)
+    check_once("kv", kv, of_q)
     return rows, kv.k_pages, kv.v_pages, kv.with_fields(**of_q) if of_q else kv
 
 
 class PrefillPlan(ServingPlan):
     """Attention over sequences laid end to end, planned for up to as many rows as `q`, `k` and `v` have.
 
-    The number of sequences, heads and head dims are fixed; rows may be fewer in every call. max_q and max_k of `seq`
-    hold for every call, which may bring lower ones; `cu_k` is given in all calls or in none. The tail is that of
-    `attention_varlen`. With `batch_invariant` a sequence's result has the same bits whatever else is in the batch, at
-    some cost in speed. Raises AttentionError listing every broken rule.
+    Each of them is perhaps a `Quantized`, and q a `LatentQuery`. The number of sequences, heads and head dims are
+    fixed; rows may be fewer in every call. max_q and max_k of `seq` hold for every call, which may bring lower ones;
+    `cu_k` is given in all calls or in none. The tail is that of `attention_varlen`. With `batch_invariant` a sequence's
+    result has the same bits whatever else is in the batch, at some cost in speed. Raises AttentionError listing every
+    broken rule.
     """
 
     def __init__(
         self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        q: Tensor | Quantized | LatentQuery,
+        k: Tensor | Quantized,
+        v: Tensor | Quantized,
         seq: Ragged,
         *,
         mask: Mask | None = None,
@@ -324,22 +332,27 @@ class PrefillPlan(ServingPlan):
         rules.flag("batch_invariant", batch_invariant)
         rules.done()
         mask = in_order(mask, batch_invariant)
-        call = Call(q, k, v, _ragged(seq), mask, score, sinks, scale, return_lse)
+        rows, keys, values, seq = with_parts(q, k, v, _ragged(seq))
+        call = Call(rows, keys, values, seq, mask, score, sinks, scale, return_lse)
         super().__init__(call, PlanOptions(batch_invariant))
-        self._rows, self._keys = q.shape[0], k.shape[0]
+        self._rows, self._keys = rows.shape[0], keys.shape[0]
         self._bounds = {"max_q": seq.max_q, "max_k": seq.max_k}
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, seq: Ragged, out: Tensor | None = None) -> Result:
+    def __call__(
+        self, q: Tensor | Quantized | LatentQuery, k: Tensor | Quantized, v: Tensor | Quantized, seq: Ragged,
+        out: Tensor | None = None,
+    ) -> Result:  # fmt: skip
         """out (total_q, Hq, Dv), a part of the plan's own or the given one; with return_lse also lse (Hq, total_q)."""
-        indices = _ragged(seq).indices()
+        rows, keys, values, seq = with_parts(q, k, v, _ragged(seq))
+        indices = seq.indices()
         if tuple(indices) != self._names[3:]:
-            rule = "seq.cu_k of its own" if "seq.cu_k" in self._names else "keys that share seq.cu_q"
-            raise AttentionError(f"seq has {' and '.join(indices)}; the plan was made for {rule}")
+            what = f"the call has {' and '.join(indices)}"
+            raise AttentionError(f"{what}; the plan was made for {' and '.join(self._names[3:])}")
         for name, most in self._bounds.items():
             bound = getattr(seq, name)
             if most is not None and bound is not None and bound > most:
                 raise AttentionError(f"seq.{name} is {bound}; the plan was made for sequences of up to {most}")
-        return self._run((q, k, v, *indices.values()), seq, out)
+        return self._run((rows, keys, values, *indices.values()), seq, out)
 
     def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The first rows of the plan's, as many as q has, or the caller's output."""

@@ -64,12 +64,12 @@ class StepPlan(ServingPlan):
         rules.require(fine, what, "a StepPlan takes a PagedKV and a Ragged(cu_q)")
         rules.done()
         mask = in_order(mask, batch_invariant)
+        self._like_own = kv, seq
         q, k, v, kv = with_query_parts(q, kv)
         call = Call(q, k, v, PagedRagged(kv, seq), mask, score, sinks, scale)
         super().__init__(call, PlanOptions(batch_invariant), read_values=False)
         del self.out  # callers have one themselves
         self._rows, self._sequences = len(q), len(kv.lengths)
-        self._like_own = kv, seq
 
     @cached_property
     def seq(self) -> Ragged:

@@ -225,6 +225,10 @@ RAGGED: list[tuple[str, Change, tuple[str, ...]]] = [
      ("seq.cu_q is on meta", "device of q")),
     ("head ratio", set_(q=tensor(5, 3, D)), ("q has 3 heads and k has 2", "multiple")),
     ("padding batch", lambda call: call.update(mask=Padding(ints(1, 2, 3))), ("Padding.valid_lengths", "must be 2")),
+    ("bias keys", lambda call: call.update(score=Bias(torch.zeros(3, 3))),
+     ("Bias.bias has shape (3, 3)", "keys axis must be 1 or at least 4")),
+    ("bias rows", lambda call: call.update(score=Bias(torch.zeros(2, 1))),
+     ("Bias.bias has shape (2, 1)", "queries axis must be 1 or at least 3")),
     ("out shape", set_(out=tensor(7, HQ, DV)), ("out has shape (7, 4, 16)", "must have shape (5, 4, 16)")),
     ("out rank", set_(out=tensor(1, 5, HQ, DV)), ("out has shape (1, 5, 4, 16)", "rank 3 (seq, heads, head_dim)")),
     ("sm90", set_(backend="sm90"), ("q is on cpu", "CUDA capability 9.0")),
@@ -256,6 +260,8 @@ PAGED: list[tuple[str, Change, tuple[str, ...]]] = [
     ("length too long", cache(lengths=ints(10, 2)), ("kv.lengths[0] is 10", "the keys that 3 pages hold")),
     ("lengths a list", cache(lengths=[5, 2]), ("kv.lengths is a list", "torch.Tensor")),
     ("lengths elsewhere", cache(lengths=ints(5, 2).to("meta")), ("kv.lengths is on meta", "device of q, cpu")),
+    ("bias keys", lambda call: call.update(score=SoftCap(2.0) | Bias(torch.zeros(SQ, 4))),
+     ("Bias.bias has shape (5, 4)", "keys axis must be 1 or at least 5")),
     ("sm90", set_(backend="sm90"), ("q is on cpu", "CUDA capability 9.0")),
 ]  # fmt: skip
 
@@ -277,6 +283,7 @@ MIXED: list[tuple[str, Change, tuple[str, ...]]] = [
     ("table outside", cache(block_table=ints([3, 1], [4, 0])), ("kv.block_table[1, 0] is 4", "within 0 .. 3")),
     ("length too long", cache(lengths=ints(10, 2)), ("kv.lengths[0] is 10", "the keys that 3 pages hold")),
     ("pages rank", cache(k_pages=torch.zeros(4, 3, D)), ("kv.k_pages has shape (4, 3, 8)", "rank 4")),
+    ("bias keys", lambda call: call.update(score=Bias(torch.zeros(2, 4))), ("keys axis must be 1 or at least 5",)),
     ("out shape", set_(out=tensor(4, HQ, DV)), ("out has shape (4, 4, 16)", "must have shape (3, 4, 16)")),
     ("sm90", set_(backend="sm90"), ("q is on cpu", "CUDA capability 9.0")),
 ]  # fmt: skip

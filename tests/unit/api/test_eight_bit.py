@@ -164,6 +164,57 @@ def test_plans_take_them():
     assert torch.equal(plan(q, (dense, dense)), wa.attention(q, dense, dense))
 
 
+@pytest.mark.parametrize("per", ["head", "token", 64])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_prefill_plans_take_them(per, narrow):
+    """As `Quantized` and as a batch's own scales, and fewer rows of them."""
+    x, rows = made(7, HEADS_KV, DIM), made(7, HEADS, DIM)
+    q = wa.quantize(rows, per="token") if narrow else rows
+    k, v, seq = wa.quantize(x, per=per), wa.quantize(x.flip(0), per=per), ragged_of(0, 3, 7)
+    plan, own = wa.PrefillPlan(q, k, v, seq), replace(seq, k_scale=k.scale, v_scale=v.scale)
+    wanted = wa.attention_varlen(q, k, v, seq)
+    assert torch.equal(plan(q, k, v, seq), wanted) and torch.equal(plan(q, k.values, v.values, own), wanted)
+    few, (of_q, of_k, of_v) = ragged_of(0, 2, 4), (first(each, 4) for each in (q, k, v))
+    assert torch.equal(plan(of_q, of_k, of_v, few), wa.attention_varlen(of_q, of_k, of_v, few))
+
+
+def ragged_of(*offsets: int) -> wa.Ragged:
+    return wa.Ragged(torch.tensor(offsets, dtype=torch.int32))
+
+
+def first(x: Tensor | wa.Quantized, rows: int) -> Tensor | wa.Quantized:
+    """The first rows, with their scales."""
+    if isinstance(x, Tensor):
+        return x[:rows]
+    return wa.Quantized(x.values[:rows], x.scale if x.scale.ndim < 2 else x.scale[:rows])
+
+
+@pytest.mark.parametrize("kept", ["q", "k", "v"])
+def test_a_ragged_batch_keeps_its_own_scales(kept):
+    """Those of operands that are no `Quantized`, beside others that are."""
+    x = {name: wa.quantize(made(7, heads, DIM), per="head") for name, heads in (("q", 4), ("k", 2), ("v", 2))}
+    seq = ragged_of(0, 3, 7)
+    plain = x | {kept: x[kept].values}
+    found = wa.attention_varlen(**plain, seq=replace(seq, **{f"{kept}_scale": x[kept].scale}))
+    assert torch.equal(found, wa.attention_varlen(**x, seq=seq))
+    with pytest.raises(wa.AttentionError, match=rf"^seq\.{kept}_scale is given; a Quantized or a LatentQuery of the"):
+        wa.attention_varlen(**x, seq=replace(seq, **{f"{kept}_scale": torch.ones(())}))
+
+
+def test_queries_over_pages_have_one_scale():
+    q, pages = wa.quantize(made(2, 1, HEADS, DIM)), wa.quantize(made(4, 6, HEADS_KV, DIM)).values
+    kv = replace(paged(pages, pages, (9, 4)), q_scale=torch.ones(()))
+    seq = ragged_of(0, 1, 2)
+    few = wa.Quantized(q.values[:, 0], q.scale)
+    calls = (lambda: wa.attention_paged(q, kv), lambda: wa.DecodePlan(q, kv), lambda: wa.StepPlan(few, kv, seq))
+    for call in calls:
+        with pytest.raises(wa.AttentionError, match=r"^kv\.q_scale is given; a Quantized or a LatentQuery of the call"):
+            call()
+    plan = wa.StepPlan(few, replace(kv, q_scale=None), seq)
+    plan.update(seq.cu_q, kv.lengths, kv.block_table)
+    assert torch.equal(plan(few, plan.kv, plan.seq), wa.attention_paged(few, replace(kv, q_scale=None), seq))
+
+
 @pytest.mark.parametrize("dtype", EIGHT_BIT, ids=str)
 def test_queries_of_8_bits(dtype):
     """Dense and ragged: as fp64 on what was stored, in the dtype of `out`, bf16 without one."""

@@ -102,6 +102,7 @@ def test_append_nothing():
     for batch, tokens in ((0, 1), (2, 0)):
         new = normal(batch, tokens, H, D)
         append_paged(cache, cache.clone(), torch.zeros(batch, 2, dtype=torch.int32), ints(*[1] * batch), new, new)
+    append_paged(cache, cache.clone(), torch.zeros(2, 0, dtype=torch.int32), ints(0, 0), *[normal(2, 1, H, D)] * 2)
     assert torch.equal(cache, before)
 
 

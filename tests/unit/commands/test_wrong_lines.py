@@ -104,12 +104,6 @@ def test_devices_that_nothing_runs_on(device):
     assert f"device is {device!r}; write auto, cpu, cuda or cuda:1" in refusal("run", "--device", device)
 
 
-@pytest.mark.parametrize("option", ["--shape", "--seed"])
-def test_what_a_file_makes_unnecessary_is_checked(option, tmp_path):
-    (tmp_path / "x.npz").write_bytes(whole(NUMBERS))
-    assert f"{option[2:]} is " in refusal("run", tmp_path / "x.npz", option, 2**70)
-
-
 def test_keys_and_values_of_8_bits():
     assert "kv-dtype is 'int4'; write fp8" in refusal("run", "--kv-dtype", "int4")
     assert "8-bit keys and values have no backward" in refusal("run", "--kv-dtype", "fp8", "--backward")
@@ -287,3 +281,15 @@ def test_the_part_that_a_simulation_has_done():
     assert simulate.finished(out, weights) == pytest.approx(0.5)
     out[:] = 1.0
     assert simulate.finished(out, weights) == 1.0
+
+
+@pytest.mark.parametrize("option", [("--shape", "1x7x2x8"), ("--seed", "0")], ids=lambda x: x[0])
+def test_a_file_has_a_shape_of_its_own(option, tmp_path):
+    file = tmp_path / "x.npz"
+    np.savez(file, **{name: np.zeros((1, 5, 2, 8), np.float32) for name in "qkv"})
+    assert f"{option[0]} are given; --shape and --seed are of random q, k and v" in refusal("run", file, *option)
+
+
+def test_queries_of_8_bits_have_the_format_of_the_keys():
+    words = "--dtype fp8 and --kv-dtype fp8_e5m2 are given; q, k and v of 8 bits have one"
+    assert words in refusal("run", "--dtype", "fp8", "--kv-dtype", "fp8_e5m2")

@@ -34,6 +34,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("flash-attn 3, varlen", {"cu_seqlens_q": FLOATS}, "cu_seqlens_q has dtype torch.float32"),
     ("flash-attn 4, varlen", {"seqused_k": torch.tensor([1.0, 2.0])}, "seqused_k has dtype torch.float32"),
     ("flash-attn 4, pages", {"page_table": TABLE.float()}, "page_table has dtype torch.float32"),
+    ("flash-attn 4, pages", {"q": normal(10, 4, 16), "cu_seqlens_q": ints(0, 4, 10)}, "max_seqlen_q is 5; sequence 1"),
+    ("flash-attn 4, pages", {"q": normal(10, 4, 16), "cu_seqlens_q": ints(1, 2, 10)}, r"cu_seqlens_q\[0\] is 1"),
     ("flash-attn 2, pages", {"cache_leftpad": ints(0, 1, 2)}, "cache_leftpad must have 2 elements for 2 sequences"),
     ("flash-attn 2, pages", {"cache_leftpad": torch.zeros(2)}, "cache_leftpad has dtype torch.float32"),
     ("flash-attn 3, pages", {"cache_batch_idx": torch.ones(2)}, "cache_batch_idx has dtype torch.float32"),

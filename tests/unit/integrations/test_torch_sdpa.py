@@ -88,6 +88,7 @@ def test_a_row_that_sees_nothing_is_zero():
         (qkv(), {"attn_mask": torch.ones(L, S) > 0, "is_causal": True}, "^attn_mask is given with is_causal"),
         (qkv(), {"attn_mask": torch.ones(S, dtype=torch.bool)}, "^attn_mask has shape"),
         (qkv(), {"attn_mask": torch.ones(B, B, H, L, S)}, "^attn_mask has shape"),
+        (qkv((1, B, H)), {"attn_mask": torch.ones(B, 1, 1, L, S)}, r"^attn_mask has shape \(2, 1, 1, "),
         (qkv(), {"attn_mask": "causal"}, "^attn_mask is a str"),
         (qkv(), {"attn_mask": torch.ones(L, S, dtype=torch.int32)}, "mask is a torch.int32 tensor"),
         ((torch.randn(E), torch.randn(E), torch.randn(E)), {}, "^query is a tensor of shape"),
@@ -100,9 +101,9 @@ def test_what_is_refused_is_named(args, options, message):
         scaled_dot_product_attention(*args, **options)
 
 
-def jagged(total=9, offsets=(0, 4, 9), dim=E, starts=None):
+def jagged(total=9, offsets=(0, 4, 9), dim=E, starts=None, heads=H):
     starts = torch.tensor(offsets) if starts is None else starts
-    values = torch.randn(total, H, dim, requires_grad=True)
+    values = torch.randn(total, heads, dim, requires_grad=True)
     return torch.nested.nested_tensor_from_jagged(values, starts).transpose(1, 2), values, starts
 
 
@@ -133,6 +134,26 @@ def test_nested_tensors_that_are_refused():
         scaled_dot_product_attention(q.transpose(1, 2), q.transpose(1, 2), q.transpose(1, 2))
     with pytest.raises(wa.AttentionError, match=r"^value has other lengths than key"):
         scaled_dot_product_attention(q, q, jagged(9, (0, 3, 9))[0])
+
+
+@pytest.mark.parametrize(("keys", "values"), [(2, 2), (2, 1), (1, 1)])
+def test_grouped_heads_of_jagged_tensors(keys, values):
+    (q, *_), (k, *_), (v, *_) = (jagged(heads=heads) for heads in (4, keys, values))
+    out = scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    for b in range(2):
+        expected = F.scaled_dot_product_attention(q[b], k[b], v[b], enable_gqa=True)
+        torch.testing.assert_close(out[b], expected)
+    if keys > 1:
+        with pytest.raises(wa.AttentionError, match=rf"^query has 4 heads, key {keys} and value {values}; enable_gqa="):
+            scaled_dot_product_attention(q, k, v)
+
+
+def test_the_dtype_of_an_autocast_region_for_jagged_tensors():
+    q, _, _ = jagged()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, expected = scaled_dot_product_attention(q, q, q), F.scaled_dot_product_attention(q[1], q[1], q[1])
+    assert out.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(out[1], expected, atol=2e-2, rtol=2**-7)
 
 
 def test_swapped_in_for_a_block_only():

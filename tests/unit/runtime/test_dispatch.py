@@ -236,19 +236,22 @@ class NoOperations(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("lse", [False, True])
-@pytest.mark.parametrize("kind", ["dense", "paged", "ragged"])
+@pytest.mark.parametrize("kind", ["dense", "paged", "ragged", "ragged 8 bits"])
 def test_a_step_of_a_plan_allocates_nothing(kind, lse, driver, monkeypatch):
     """The plan's own output or the caller's, on other tensors than it was made for: addresses are written, no more."""
     monkeypatch.setattr(plans, "validate", lambda asked, *others: replace(validate(asked, *others), backend="sm90"))
-    first, other = call(kind, 1), call(kind, 1)
+    first, other = (call(kind.partition(" ")[0], 1) for _ in range(2))
     tail = {"mask": first.mask, "return_lse": lse}
+    narrow = [[wa.quantize(x, per="head") for x in (each.k, each.v)] for each in (first, other)]
     made = {
         "dense": lambda: wa.DecodePlan(first.q, (first.k, first.v), **tail),
         "paged": lambda: wa.DecodePlan(first.q, first.sequence, **tail, kv_ready_before_dependency=True),
         "ragged": lambda: wa.PrefillPlan(first.q, first.k, first.v, first.sequence, **tail),
+        "ragged 8 bits": lambda: wa.PrefillPlan(first.q, *narrow[0], first.sequence, **tail),
     }
     plan, out = made[kind](), torch.empty_like(first.q)
-    tensors = {"dense": (other.q, (other.k, other.v)), "paged": (other.q, other.sequence)}
+    tensors = {"dense": (other.q, (other.k, other.v)), "paged": (other.q, other.sequence),
+               "ragged 8 bits": (other.q, *narrow[1], other.sequence)}  # fmt: skip
     step = tensors.get(kind, (other.q, other.k, other.v, other.sequence))
     with pytest.raises(AssertionError, match=r"aten\.empty"), NoOperations():
         torch.empty(1)

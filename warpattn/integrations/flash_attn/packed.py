@@ -128,7 +128,7 @@ def _attend(q: QueryRows, cu: Tensor, longest: int | None, keys: Keys, tail: Tai
         _require_rank("q", values, 3, "with cu_seqlens_q (total, heads, head_dim)")
         if not trained:  # no kernel has gradients over pages
             kv = PagedKV(k, v, keys.table, lengths, k_scale=k_scale, v_scale=v_scale)
-            if longest is None or longest * batch != len(values):
+            if longest is None or longest * batch != len(values) or not _is_even(cu, longest):
                 out, lse = attention_paged(q, kv, Ragged(cu, max_q=longest), **tail._asdict(), return_lse=True)
                 return out, lse
             even = changed(q, lambda x: x.unflatten(0, (batch, longest)))
@@ -215,6 +215,13 @@ def _require_lengths(name: str, rows: Queries | Keys) -> None:
 
 def _even(batch: int, seq: int, like: Tensor) -> Tensor:
     return torch.arange(batch + 1, device=like.device, dtype=torch.int32) * seq
+
+
+def _is_even(cu: Tensor, seq: int) -> bool:
+    """Whether every sequence has `seq` rows. On a card and in a graph, where the offsets are not read, no others fit a
+    bound of `seq` that is true."""
+    unread = cu.device.type != "cpu" or torch.compiler.is_compiling()
+    return unread or torch.equal(cu.to(torch.int32), _even(len(cu) - 1, seq, cu))
 
 
 def _bound(name: str, longest: Any) -> int | None:

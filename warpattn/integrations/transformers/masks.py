@@ -19,13 +19,14 @@ import functools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, sdpa_mask
 
+from warpattn.errors import AttentionError
 from warpattn.language.expr import load
 from warpattn.masks import (
     Causal,
@@ -41,6 +42,7 @@ from warpattn.masks import (
 )
 
 Value = Any  # a symbol, a number or a tensor
+NO_TENSOR = "this model makes its own attention of it: use attn_implementation='sdpa' or 'eager', or pass a 4-D tensor"
 
 
 def build_mask(
@@ -119,6 +121,10 @@ def padding_mask(real: Tensor) -> Mask:
     return RealTokens(real)
 
 
+class NoTensorError(AttentionError, AttributeError):
+    """A model's own code takes the mask of a forward pass for a tensor."""
+
+
 @dataclass(frozen=True)
 class ForwardMask(Mask):
     """`mask`, and what transformers asks of one that it passes on: a number of dimensions, contiguity."""
@@ -129,6 +135,16 @@ class ForwardMask(Mask):
     def contiguous(self) -> ForwardMask:
         """Itself."""
         return self
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if hasattr(Tensor, name):
+            raise NoTensorError(f"the mask's {name} is read; {NO_TENSOR}")
+        raise AttributeError(f"a ForwardMask has no attribute {name}", name=name, obj=self)
+
+    def _refuse(self, _: object) -> NoReturn:
+        raise NoTensorError(f"the mask is used in arithmetic or cut into parts; {NO_TENSOR}")
+
+    __getitem__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
 
     def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
         return self.mask.keep(b, h, q, k, lens)

@@ -224,3 +224,17 @@ def test_a_mask_that_is_defined_after_the_operator_was_imported_compiles():
     with torch.inference_mode():
         compiled = torch.compile(attend, backend="eager", fullgraph=True)(x, HOLES)
         torch.testing.assert_close(compiled, attend(x, HOLES))
+
+
+@pytest.mark.parametrize(
+    "misuse",
+    [
+        lambda mask: mask.dtype,
+        lambda mask: mask[:, :, :, :4],
+        lambda mask: torch.zeros(()) + mask,
+        lambda mask: 1 - mask,
+    ],
+)
+def test_a_model_that_takes_the_mask_for_a_tensor_is_told_so(misuse):
+    with pytest.raises(AttentionError, match=r"^the mask.*; this model makes its own attention of it: use attn_impl"):
+        misuse(adapter.build_mask(2, KEYS, KEYS))

@@ -179,7 +179,7 @@ def test_a_prefill_plan_for_other_offsets(of_its_own):
     x, starts = torch.randn(5, 2, 16), torch.tensor([0, 2, 5], dtype=torch.int32)
     made, other = wa.Ragged(starts, starts if of_its_own else None), wa.Ragged(starts, None if of_its_own else starts)
     plan = wa.PrefillPlan(x, x, x, made)
-    with pytest.raises(wa.AttentionError, match=r"^seq has seq\.cu_q.*; the plan was made for .*seq\.cu_"):
+    with pytest.raises(wa.AttentionError, match=r"^the call has seq\.cu_q.*; the plan was made for .*seq\.cu_"):
         plan(x, x, x, other)
     with pytest.raises(wa.AttentionError, match=r"seq\.cu_q has shape"):
         plan(x, x, x, wa.Ragged(starts[:2], starts[:2] if of_its_own else None))
