@@ -69,7 +69,7 @@ def key_tile_choice(problem: Problem, config: BackwardTiles, why: str, target: A
     if config.deterministic:
         order += "; CTAs add to a tile of dQ in a fixed order, that in which they arrive there"
         if copies > 1:
-            order += f", every {copies}th to a sum of its own, which take turns faster than one; the sums are added up"
+            order += f"; they share {copies} sums of each tile, as turns of one pass slower than they arrive"
     if config.mirrored:
         order += "; in turn from the first rows up, the shortest first, and from the last rows down, the longest first"
     elif config.side_by_side:
