@@ -90,6 +90,9 @@ CASES = {
     "fixed order side by side": (
         Case(400, 500, mask=SHORT, deterministic=True, heads=2), [*SINGLE, *SHARES, *FIXED]
     ),
+    "fixed order of two sums": (
+        Case(400, 500, mask=SHORT, deterministic=True, heads=3), [*SINGLE, *SHARES, *FIXED]
+    ),
     "ragged": (Case(400, 740, mask=WINDOW, lengths=((100, 440), (300, 300))), SHARES),
     "score": (replace(PLAIN, score=SoftCap(20.0)), SHARES),
 }

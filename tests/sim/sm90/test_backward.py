@@ -103,6 +103,7 @@ CASES = {
     ),
     "deterministic-groups-256": Case(130, 140, dim=256, mask=Causal(), deterministic=True, heads=2),
     "deterministic-full": Case(200, 500, dim=128, deterministic=True),
+    "deterministic-two-sums": Case(200, 500, heads=2, deterministic=True, batch=2),
     "deterministic-ragged": Case(
         0, 0, lengths=((300, 300), (0, 40), (130, 300)), mask=SlidingWindow(100, 20), deterministic=True
     ),
@@ -218,7 +219,7 @@ def additions(case, monkeypatch, **options):
         return store(task, view, noted, inside)
 
     def noted_write(descriptor, memory, first, *rest):
-        if rest[-1] == "sum":
+        if descriptor.kind.elem == "f32":  # dQ, which the first CTA writes
             found.setdefault(first, []).append(current[0])
         return write(descriptor, memory, first, *rest)
 
@@ -237,6 +238,9 @@ IN_TURNS = {
     "256": Case(130, 260, dim=256, mask=Causal(), deterministic=True),
     "192": Case(130, 260, dim=192, dim_v=128, heads=2, heads_kv=2, mask=Causal(), deterministic=True, section=1),
     "ragged": Case(0, 0, lengths=((130, 300), (100, 140)), mask=Causal(), deterministic=True),
+    "two-sums": Case(130, 660, dim=256, mask=Causal(), deterministic=True, section=1, at_once=4),
+    "two-sums-of-groups": Case(130, 660, heads=3, mask=Causal(), deterministic=True),
+    "two-sums-ragged": Case(0, 0, lengths=((130, 300), (100, 140)), dim=256, mask=Causal(), deterministic=True),
 }
 
 
@@ -274,7 +278,8 @@ def test_keys_that_no_query_sees_may_be_nan(dim):
 @pytest.mark.parametrize(
     "name",
     drawn(
-        ["deterministic-heads", "deterministic-laps", "deterministic-groups", "deterministic-full"],
+        ["deterministic-heads", "deterministic-laps", "deterministic-groups", "deterministic-full",
+         "deterministic-two-sums", "deterministic-groups-256"],
         ["deterministic-groups"],
     ),
 )

@@ -45,6 +45,23 @@ def test_heads_of_a_group_are_side_by_side_where_last_rows_see_all_keys(
     assert (ragged["side_by_side"], ragged["mirrored"]) == (together and group > 1, False)
 
 
+@pytest.mark.parametrize(
+    ("dims", "mask", "group", "copies"),
+    [
+        ((128, 128), "full", 1, 1), ((128, 128), "causal", 2, 1), ((128, 128), "causal", 3, 2),
+        ((64, 64), "full", 1, 2), ((64, 64), "causal", 1, 2), ((64, 64), "window", 1, 2),
+        ((256, 256), "full", 1, 2), ((256, 256), "causal", 8, 2), ((192, 128), "causal", 1, 1),
+    ],
+)  # fmt: skip
+def test_ctas_share_two_sums_of_dq_where_they_arrive_faster_than_turns_pass(
+    dims: tuple[int, int], mask: str, group: int, copies: int
+) -> None:
+    """128 keys are two tiles of 64 queries, one of 128; 64 keys are one. Large groups all begin at one tile."""
+    problem = long_problem(dims[0], mask, dims[1], group)
+    found = [choose_config(problem, deterministic)[0].dq_copies for deterministic in (False, True)]
+    assert found == [1, copies]
+
+
 def test_columns_are_a_power_of_two() -> None:
     assert [padded_columns(dim) for dim in (8, 32, 64, 72, 128, 136)] == [64, 64, 64, 128, 128, 256]
 

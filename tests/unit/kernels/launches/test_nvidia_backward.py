@@ -50,8 +50,18 @@ def test_workspace(arch: str) -> None:
     assert made.dq.shape == (heads, 384, 72)
     assert made.turns.shape == made.dsinks.shape == (heads, 12)
     assert main.args["turns"].pointer is made.turns and main.args["numbers"] == (made.shift, made.delta)
-    assert finish.args["sums"] == (made.dq, made.dsinks)
+    assert finish.args["sums"] == (made.dq, made.dsinks, made.turns)
     assert prepare.grid == finish.grid == (12, heads)
+
+
+@pytest.mark.parametrize(("deterministic", "copies"), [(False, 1), (True, 2)])
+def test_sums_of_dq_and_their_turns(deterministic: bool, copies: int) -> None:
+    """Head dim 64 without a mask: CTAs arrive at a tile one tile apart, and share two sums."""
+    prepare, _, finish = launches_of(Case(300, 300, heads=2, batch=3, deterministic=deterministic))
+    made = prepare.args["made"]
+    assert made.dq.shape == (copies * 6, 384, 64) and made.shift.shape == (6, 384)
+    assert (made.turns is None) is not deterministic and (not deterministic or made.turns.shape == (copies * 6, 12))
+    assert prepare.grid == finish.grid == (12, 6)
 
 
 def test_what_a_call_does_not_need_is_not_there() -> None:

@@ -12,7 +12,7 @@ from warpattn.language.nodes import Program
 STAGES = 2  # slots of the rings of Q and dO: this tile's and the next one's
 VISITS = 2 * STAGES  # records of query tiles: `reduce` reads one while the loader writes that of two tiles later
 VISIT_FIELDS = 5  # int32 of a record: first row, query head, flags, turn, key tile (-1: none left)
-TURN_FIELDS = 2  # int32 of a tile of dQ: head and first row in the kernels' own numbers (-1: no tile follows)
+TURN_FIELDS = 3  # int32 of a tile of dQ: head and first row in the kernels' own numbers (-1: no tile follows), turn
 BEHIND = 1 << 28  # rows and keys past the end of all sequences, of the visit to keys that no query sees
 MASKED, MORE, FIRST = 1, 2, 2  # the flags: the tile needs the mask; another tile follows; from bit 2 on, the first key
 ROWS = 32  # of a program of the kernels before and after the main one
@@ -70,7 +70,7 @@ class Statistics(NamedTuple):
 
 class Prepared(NamedTuple):
     """fp32 (heads, padded_q) twice, (heads, padded_q, dim), and parts of the sinks' gradients (heads, padded_q / ROWS);
-    heads are batch * heads_q, or heads_q where sequences are end to end."""
+    heads are batch * heads_q, or heads_q where sequences are end to end; `dq_copies` times as many of dq and turns."""
 
     shift: Any
     delta: Any
@@ -84,6 +84,7 @@ class Added(NamedTuple):
 
     dq: Any
     dsinks: Any
+    turns: Any
 
 
 class BackwardPrograms(NamedTuple):

@@ -16,11 +16,27 @@ def finish_kernel(dq, sums, dsinks, cu_q, scale, shape, config: gl.constexpr, ha
     rows = row_block(shape, cu_q, config)
     col = gl.arange(0, config.padded, gl.SliceLayout(0, layout))
     inside = rows.there[:, None] & (col < config.dim_qk)[None, :]
-    x = gl.load(sums.dq + (rows.own * config.dim_qk)[:, None] + col[None, :], mask=inside, other=0.0)
+    x = load_sum(sums, rows, col, inside, 0, shape, config)
+    copies: gl.constexpr = config.dq_copies
+    for copy in gl.static_range(1, copies):
+        x += load_sum(sums, rows, col, inside, copy, shape, config)
     gl.store(strided_rows(dq, rows, col), (x * scale).to(dq.pointer.dtype.element_ty), mask=inside)
     if has_sinks:
         if (gl.program_id(0) == 0) & (row_head() < shape.heads_q):
             sum_sink(sums, dsinks, row_head(), shape, config)
+
+
+@gluon.jit
+def load_sum(sums, rows, col, inside, copy: gl.constexpr, shape, config: gl.constexpr):
+    """One of the sums of dQ; zeros where no CTA has added to the tile."""
+    own = rows.own
+    if config.deterministic:
+        head = row_head() + copy * gl.num_programs(1)
+        blocks: gl.constexpr = config.block_m // ROWS
+        first = gl.program_id(0) // blocks * blocks
+        inside = inside & (gl.load(sums.turns + head * gl.num_programs(0) + first) > 0)
+        own = own + gl.to_tensor(copy).to(gl.int64) * gl.num_programs(1) * shape.padded_q
+    return gl.load(sums.dq + (own * config.dim_qk)[:, None] + col[None, :], mask=inside, other=0.0)
 
 
 @gluon.jit

@@ -67,7 +67,7 @@ class BackwardCall:
     @property
     def row_grid(self) -> tuple[int, int]:
         """Of the kernels before and after the main one."""
-        return self.shape.padded_q // ROWS, self.made.dq.shape[0]
+        return self.shape.padded_q // ROWS, self.made.shift.shape[0]
 
 
 def backward_launches(
@@ -92,12 +92,13 @@ def _call(
     problem = checked.forward.problem
     ragged, padded_q = choice.config.ragged, padded_rows(problem)
     heads = problem.heads_q * (1 if ragged else problem.batch)
+    sums = heads * choice.config.dq_copies
     made = Prepared(
         shift=_empty(x, heads, padded_q),
         delta=_empty(x, heads, padded_q),
-        dq=_empty(x, heads, padded_q, problem.dim_qk),
+        dq=_empty(x, sums, padded_q, problem.dim_qk),
         dsinks=None if x.dsinks is None else _empty(x, heads, padded_q // ROWS),
-        turns=_empty(x, heads, padded_q // ROWS).view(torch.int32) if choice.config.deterministic else None,
+        turns=_empty(x, sums, padded_q // ROWS).view(torch.int32) if choice.config.deterministic else None,
     )
     sequences = Sequences(None, None, None)
     if isinstance(sequence, Ragged):
@@ -182,7 +183,7 @@ def _finish(call: BackwardCall) -> Launch:
     x, config = call.x, call.choice.config
     has_sinks = x.dsinks is not None
     args = {
-        "dq": strided(x.dq), "sums": Added(call.made.dq, call.made.dsinks), "dsinks": x.dsinks,
+        "dq": strided(x.dq), "sums": Added(call.made.dq, call.made.dsinks, call.made.turns), "dsinks": x.dsinks,
         "cu_q": call.sequences.cu_q, "scale": call.checked.forward.scale, "shape": call.shape,
     }  # fmt: skip
 

@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from ...pieces.scheduler import fetch_next, resolve_next
 from ..pipelines import producer_state
 from . import arguments as sizes
+from .turns import key_tile, sharing
 from .visits import FIRST, MASKED, MORE, STAGES, Visit, at_keys, no_visit, publish_visit
 
 SEARCH = gl.constexpr(sizes.SEARCH)
@@ -253,34 +254,36 @@ def first_tile(ctx):
     keys = ctx.keys
     tiles = query_tiles(ctx)
     if ctx.config.deterministic:
-        return keys.first // ctx.config.block_n * tiles // key_tiles(ctx)
+        return key_tile(ctx) * tiles // key_tiles(ctx)
     else:
         return gl.minimum(keys.first // ctx.config.block_m, tiles)
 
 
 @gluon.jit
 def turn_at(ctx, number, tile, last):
-    """How many CTAs add to the dQ of query tiles [SEARCH] before this one, if their rows see keys up to `last`.
+    """How many CTAs add to this one's sums of query tiles [SEARCH] before it, if their rows see keys up to `last`.
 
     CTAs add in the order in which they arrive, so that hardly any waits: a CTA begins at the tile beside its own keys,
     where those with later keys have begun and those with earlier keys come later. Without a mask the tiles go round,
     and so do the turns. Where all begin at the last rows, those with earlier keys were launched before, and are ahead.
     """
-    n = ctx.keys.first // ctx.config.block_n
+    n = key_tile(ctx)
+    own = sharing(ctx, n)
     if ctx.config.mirrored:
         rows = ctx.work.lap_rows()
         first = n // rows * rows
         down = ctx.work.downward(number, ctx.config)
         seen = gl.minimum((last + ctx.config.block_n - 1) // ctx.config.block_n, gl.where(down, 0, first + rows))
-        return seen + gl.where(down, n, first - 1 - n)  # two numbers to keep for all tiles
+        before = gl.where(down, own, sharing(ctx, first) - 1 - own)  # a number to keep for all tiles, as `seen`'s end
+        return sharing(ctx, seen) + before
     elif ctx.config.side_by_side:
-        return n
+        return own
     elif ctx.config.rotate:
         count = key_tiles(ctx)
         begins = ((tile + 1) * count - 1) // query_tiles(ctx)  # the last CTA whose first tile is not behind
-        return gl.where(n <= begins, begins - n, begins + count - n)
+        return sharing(ctx, begins + 1) - 1 - own + gl.where(n <= begins, 0, sharing(ctx, count))
     else:
-        return (last + ctx.config.block_n - 1) // ctx.config.block_n - 1 - n
+        return sharing(ctx, (last + ctx.config.block_n - 1) // ctx.config.block_n) - 1 - own
 
 
 @gluon.jit

@@ -54,6 +54,8 @@ def key_tile_choice(problem: Problem, config: BackwardTiles, why: str, target: A
     ctas = min(tiles * heads, target.processors) if config.persistent else tiles * heads
     if section > 1:
         order += f"; {section} heads at a time, so that long tiles of all begin first"
+    copies = config.dq_copies
+    sums = "dQ in fp32" if copies == 1 else f"{copies} sums of dQ in fp32"
     numbers = padded_rows(problem) * problem.heads_q * (1 if config.ragged else problem.batch)
 
     def lines() -> tuple[str, ...]:
@@ -61,11 +63,13 @@ def key_tile_choice(problem: Problem, config: BackwardTiles, why: str, target: A
             *config.topology.picture().splitlines(),
             *memory,
             f"{ctas} CTAs: {tiles * heads} key tiles of {config.block_n} keys, query tiles of {config.block_m}",
-            f"workspace: {4 * numbers * (problem.dim_qk + 2):,} bytes for dQ in fp32 and two numbers for each row",
+            f"workspace: {4 * numbers * (copies * problem.dim_qk + 2):,} bytes for {sums} and two numbers for each row",
         )
 
     if config.deterministic:
         order += "; CTAs add to a tile of dQ in a fixed order, that in which they arrive there"
+        if copies > 1:
+            order += f"; they share {copies} sums of each tile, as turns of one pass slower than they arrive"
     if config.mirrored:
         order += "; in turn from the first rows up, the shortest first, and from the last rows down, the longest first"
     elif config.side_by_side:

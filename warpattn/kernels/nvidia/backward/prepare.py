@@ -1,4 +1,4 @@
-"""Before the main kernel: what it needs of each query row, and zeros in dQ.
+"""Before the main kernel: what it needs of each query row, and zeros in dQ or, in a fixed order, in its counters.
 
       delta = Σ dout · out - dlse       written as -delta, where the accumulator of dP begins
       shift = -lse · unit               where that of S begins: unit is 1 / scale, or 1 if a score function sees S first
@@ -45,6 +45,11 @@ def prepare_kernel(
         at = row_head().to(gl.int64) * gl.num_programs(0) + gl.program_id(0)
         gl.store(made.dsinks + at, -gl.sum(part, 0))
     if config.deterministic:
-        gl.store(made.turns + row_head() * gl.num_programs(0) + gl.program_id(0), 0)
-    zero = gl.zeros([ROWS, config.padded], gl.float32, layout)
-    gl.store(made.dq + (rows.own * config.dim_qk)[:, None] + col[None, :], zero, mask=(col < config.dim_qk)[None, :])
+        copies: gl.constexpr = config.dq_copies
+        for copy in gl.static_range(copies):
+            head = row_head() + copy * gl.num_programs(1)
+            gl.store(made.turns + head * gl.num_programs(0) + gl.program_id(0), 0)
+    else:
+        zero = gl.zeros([ROWS, config.padded], gl.float32, layout)
+        at = made.dq + (rows.own * config.dim_qk)[:, None] + col[None, :]
+        gl.store(at, zero, mask=(col < config.dim_qk)[None, :])

@@ -59,6 +59,11 @@ class BackwardTiles(ABC):
     def topology(self) -> Topology: ...
 
     @cached_property
+    def dq_copies(self) -> int:
+        """Sums of each tile of dQ, which `finish` adds up: CTAs that add in turns share them."""
+        return 1
+
+    @cached_property
     def waits_for_later(self) -> bool:
         """Whether CTAs wait for those with later keys to add to a tile, which so are launched before."""
         return self.deterministic and not self.side_by_side

@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared, tma
 
-from ...nvidia.backward.turns import BEHIND, pass_turn, take_turn
+from ...nvidia.backward.turns import BEHIND, add_part, pass_turn, sum_head, take_turn
 from ...nvidia.backward.visits import STAGES, read_visit
 from ...nvidia.pipelines import consumer_state
 from ..sync import await_signal, signal
@@ -64,5 +64,5 @@ def add_columns(ctx, dq, visit, part: gl.constexpr):
         tile.store(dq)
     fence_async_shared()
     gl.barrier()
-    at = [ctx.keys.head + visit.h, ctx.keys.row + visit.row, part * config.dq_cols]
-    tma.async_atomic_add(ctx.tensors.dq, at, smem)
+    at = [sum_head(ctx, visit), ctx.keys.row + visit.row, part * config.dq_cols]
+    add_part(ctx, at, smem, visit.turn)

@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from ...nvidia.backward.turns import add_part, sum_head
 from ...nvidia.backward.visits import STAGES, read_visit
 from ...nvidia.pipelines import PipelineState
 from ..layouts import accumulator_layout
@@ -43,14 +44,14 @@ def add_tile(ctx, state, added, wg: gl.constexpr):
     visit = read_visit(ctx, state)
     if config.deterministic:
         say_added(ctx, state, added, wg)
-        added = Added(ctx.keys.head + visit.h, ctx.keys.row + visit.row)
+        added = Added(sum_head(ctx, visit), ctx.keys.row + visit.row)
         ctx.rings.ordered.turns.consumer_wait(state)
         ctx.rings.ordered.turns.consumer_release(state)
     parts: gl.constexpr = config.dq_parts
     part = (visit.row // config.block_m * parts + wg) & 1
     while part < parts:
         dq = warpgroup_mma_wait(0, deps=(start_part(ctx, state, part),))
-        add_part(ctx, dq, visit, part, wg)
+        add_columns(ctx, dq, visit, part, wg)
         part += 2
     ctx.rings.ds.consumer_release(state)
     return added
@@ -103,7 +104,7 @@ def start_part(ctx, state, part):
 
 
 @gluon.jit
-def add_part(ctx, dq, visit, part, wg: gl.constexpr):
+def add_columns(ctx, dq, visit, part, wg: gl.constexpr):
     """Add a part through the warpgroup's buffer, once TMA has read what it held."""
     config: gl.constexpr = ctx.config
     smem = ctx.rings.dq.index(wg)
@@ -111,5 +112,5 @@ def add_part(ctx, dq, visit, part, wg: gl.constexpr):
     smem.reshape([config.block_m, config.dq_cols]).store(dq)
     fence_async_shared()
     gl.barrier()
-    at = [ctx.keys.head + visit.h, ctx.keys.row + visit.row, part * config.dq_cols]
-    tma.async_atomic_add(ctx.tensors.dq, at, smem)
+    at = [sum_head(ctx, visit), ctx.keys.row + visit.row, part * config.dq_cols]
+    add_part(ctx, at, smem, visit.turn)

@@ -138,6 +138,14 @@ class BackwardConfig(BackwardTiles):
         return CONSUMERS if self.attend_adds else min(self.ds_stages, self.dq_parts)
 
     @cached_property
+    def dq_copies(self) -> int:
+        """A turn takes more than a tile's time (1.3 of it, H100), and CTAs arrive at a tile as many tiles apart as the
+        keys of a CTA have query tiles. One is too few for one sum, so two sums share the CTAs; so they do where all
+        CTAs begin at the same tile, the heads of a large group side by side."""
+        together = self.side_by_side and not self.mirrored
+        return 2 if self.deterministic and (together or self.block_n < 2 * self.block_m) else 1
+
+    @cached_property
     def dq_parts(self) -> int:
         return -(-sum(self.widths_qk) // self.dq_cols)
 

@@ -15,7 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from ...nvidia.backward.turns import BEHIND, count_turn, take_turn, turn_counter
+from ...nvidia.backward.turns import BEHIND, add_part, count_turn, sum_head, take_turn, turn_counter
 from ...nvidia.backward.visits import FIELDS, STAGES, Visit
 from ...nvidia.pipelines import consumer_state, producer_state
 from ...pieces.scheduler import put_field
@@ -32,11 +32,11 @@ def turn_role(ctx):
         visit = visit_of_warp(ctx, state)
         ctx.rings.q.consumer_release(state)
         take_turn(ctx, visit)
-        put_tile(ctx.rings.ordered.turns, turn_state, ctx.keys.head + visit.h, ctx.keys.row + visit.row)
+        put_tile(ctx.rings.ordered.turns, turn_state, sum_head(ctx, visit), ctx.keys.row + visit.row, visit.turn)
         more = visit.more()
         state = state.step()
         turn_state = turn_state.step()
-    put_tile(ctx.rings.ordered.turns, turn_state, gl.to_tensor(0), gl.to_tensor(-1))
+    put_tile(ctx.rings.ordered.turns, turn_state, gl.to_tensor(0), gl.to_tensor(-1), gl.to_tensor(0))
 
 
 @gluon.jit
@@ -48,14 +48,15 @@ def add_role(ctx):
     dq_state = consumer_state(ctx.config.dq_buffers)
     head, row = get_tile(turns, state)
     while row >= 0:
+        turn = field_of_warp(turns.tile(state, 2))
         turns.consumer_release(state)
-        dq_state = add_parts(ctx, dq_state, head, row)
+        dq_state = add_parts(ctx, dq_state, head, row, turn)
         tma.store_wait(0, read_only=False)
-        put_tile(added, added_state, head, row)
+        put_tile(added, added_state, head, row, 0)
         state = state.step()
         added_state = added_state.step()
         head, row = get_tile(turns, state)
-    put_tile(added, added_state, head, row)
+    put_tile(added, added_state, head, row, 0)
 
 
 @gluon.jit
@@ -72,7 +73,7 @@ def pass_role(ctx):
 
 
 @gluon.jit
-def add_parts(ctx, state, head, row):
+def add_parts(ctx, state, head, row, turn):
     """Add a tile in parts of the columns, each given back as soon as TMA has read it; the state of the slot behind."""
     config: gl.constexpr = ctx.config
     ring = ctx.rings.ordered.dq
@@ -82,7 +83,7 @@ def add_parts(ctx, state, head, row):
     for part in gl.static_range(parts + buffers - 1):
         if part < parts:
             ring.consumer_wait(state)
-            tma.async_atomic_add(ctx.tensors.dq, [head, row, part * config.dq_cols], ring.tile(state))
+            add_part(ctx, [head, row, part * config.dq_cols], ring.tile(state), turn)
             state = state.step()
         if part >= buffers - 1:
             tma.store_wait(min(buffers - 1, parts + buffers - 2 - part))
@@ -92,11 +93,12 @@ def add_parts(ctx, state, head, row):
 
 
 @gluon.jit
-def put_tile(ring, state, head, row):
-    """Name a tile to the next role."""
+def put_tile(ring, state, head, row, turn):
+    """Name a tile and the CTA's turn at it to the next role."""
     full = ring.producer_acquire(state)
     put_field(ring.tile(state, 0), head)
     put_field(ring.tile(state, 1), row)
+    put_field(ring.tile(state, 2), turn)
     mbarrier.arrive(full, count=1)
 
 
