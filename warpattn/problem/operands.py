@@ -12,13 +12,17 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from warpattn.language.nodes import Program
+from warpattn.language.nodes import Node, Program
 from warpattn.problem.problem import CheckedCall, Problem
 
 PACKED = torch.contiguous_format
 MAX_INDEX = 2**31 - 1
 ALIGNMENT = 16  # bytes, of TMA addresses and strides
 RUN = 8  # elements: kernels are given strides in such runs, of 16 bytes in a two-byte tensor
+LEAST_SCALE = 2.0**-100  # below it the kernel's own c = scale * log2(e) is no positive, normal fp32 number
+# The scores as they are. The kernel folds the scale into the exponential unless there is a score function, and that is
+# right for positive scales only: others take this one, also where the call was not checked for kernels (rules.py).
+IDENTITY = Program((Node(("sym", "float", "s")),), ())
 COPY_RULE = (
     "q, k, v and out stay where they are if their last stride is 1, the others are multiples of 8 elements above 0 (16 "
     "of 8 bits), their head dim is such a multiple, and they start at a multiple of 16 bytes; a tensor that does not "
@@ -122,7 +126,9 @@ def programs(checked: CheckedCall) -> tuple[Program, Program | None]:
     """The mask's and the score's programs as the kernels take them."""
     mask = Program((checked.mask.keep, *checked.mask.span), checked.mask.tensors)
     mask.__dict__["key"] = checked.mask.key  # known from the trace: the nodes are not numbered again
-    return mask, None if checked.score is None else Program((checked.score.out,), checked.score.tensors)
+    if checked.score is not None:
+        return mask, Program((checked.score.out,), checked.score.tensors)
+    return mask, None if checked.scale >= LEAST_SCALE else IDENTITY
 
 
 def is_masked(problem: Problem) -> bool:

@@ -87,7 +87,7 @@ def test_launches_of_a_backward_with_one_key_have_the_same_types(arch: str) -> N
 
     found: dict[tuple[str, str], set[str]] = {}
     for lengths, sinks, wanted, dlse, fixed in product(((), ((5, 9), (3, 4))), *[(False, True)] * 4):
-        for scale in (None, 2):
+        for scale in (None, 1):
             case = Case(5, 9, sinks=sinks, dlse=dlse, scale=scale, deterministic=fixed, lengths=lengths, arch=arch)
             inputs = case.inputs()
             results = {"out": inputs["dout"], "lse": torch.zeros(inputs["dout"].shape[:-1]).movedim(-1, -2)}
