@@ -68,6 +68,9 @@ def tolerance(inputs: Inputs, truth: Tensor) -> float:
     return factor * _largest(baseline) + _largest(rounding.to(truth.dtype))
 
 
+UNWRITTEN = -1  # a packed denominator of two NaN
+
+
 def poisoned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
     """An output to write into: all NaN, so that an unwritten element is seen."""
     return torch.full(shape, torch.nan, dtype=dtype, device=device)

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.drawn import drawn, in_turn
-from tests.oracle import Inputs, check, poisoned
+from tests.oracle import UNWRITTEN, Inputs, check, poisoned
 from tests.sim.knocking import FRESH, knocked_out, reviewed
 from tests.sim.sm100.test_lengths import paged
 from warpattn import attention_paged
@@ -72,7 +72,7 @@ class Case:
         steps = launches_of_choice(ready, x, Dense(), choice_of(ready.problem, config))
         if self.parts > 1:
             steps[0].args["o_desc"].fill_(torch.nan)
-            steps[0].args["lse_ptr"].fill_(torch.nan)
+            steps[0].args["lse_ptr"].fill_(UNWRITTEN)
         return steps, x
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.oracle import UNWRITTEN
 from tests.sim.sm90.prefill import error
 from warpattn.kernels.sm90.decode.choice import choose
 from warpattn.kernels.sm90.decode.config import with_fields
@@ -82,8 +83,8 @@ def run(
     choice = choose(ready.problem, ARCHS["sm90"], options=PlanOptions(case.invariant, case.kv_ready))
     choice = replace(choice, config=with_fields(choice.config, dict(case.config)), grid=(programs,))
     step, *after = list_launches(ready, Operands(q, k, v, out, lse, sinks), sequence, choice)
-    for partial in (step.args["workspace"].o, step.args["workspace"].lse):
-        partial.fill_(float("nan"))
+    step.args["workspace"].o.fill_(float("nan"))
+    step.args["workspace"].denominators.fill_(UNWRITTEN)
     step.args["workspace"].heads.fill_(1 << 20)  # parts of a launch before
     compiled = built(step) if kernel is None else kernel(built(step))
     grid = DependentGrid((programs,), preceding_writes(step, k, v, sequence, case))
@@ -91,7 +92,7 @@ def run(
     for following in after:
         added = simulate(built(following), following.grid, following.args, **options)
         report.findings += added.findings
-    parts = int((~step.args["workspace"].lse.isnan()).any(1).sum())
+    parts = int((step.args["workspace"].denominators != UNWRITTEN).any(1).sum())
     if table is not None:
         return Ran(report, out, lse, 0.0, 0.0, step.args["workspace"].tickets, parts)
     expected, expected_lse = reference(q, k, v, sequence=sequence, mask=case.mask, score=case.score, sinks=sinks)
@@ -107,7 +108,7 @@ def preceding_writes(step: Any, k: Tensor, v: Tensor, sequence: Dense | PagedKV,
     args = step.args
     partial = args["workspace"]
     written = [args["q"].pointer, args["out"].pointer, args["lse_ptr"]]
-    written += [partial.o, partial.lse, partial.tickets, partial.heads]
+    written += [partial.o, partial.denominators, partial.tickets, partial.heads]
     if not case.kv_ready:
         return [*written, k, v, *(x for x in (args["keys"].lengths, args["keys"].table) if x is not None)]
     for b, own in enumerate(case.lengths):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.oracle import UNWRITTEN
 from tests.sim.sm90.decode import Ran, built, paged
 from tests.sim.sm90.prefill import error
 from warpattn.kernels.sm90.decode.config import with_fields
@@ -102,8 +103,8 @@ def run(case: Latent, programs: int = 2, kernel: Any = None, first: Inputs | Non
     choice = choose(ready.problem, ARCHS["sm90"], options=terms, swap_ab=case.swap_ab)
     choice = replace(choice, config=with_fields(choice.config, dict(case.config)))
     step, *after = list_launches(ready, Operands(x.q, x.k, x.v, out, lse, x.sinks), x.sequence, choice)
-    for partial in (step.args["workspace"].o, step.args["workspace"].lse):
-        partial.fill_(float("nan"))
+    step.args["workspace"].o.fill_(float("nan"))
+    step.args["workspace"].denominators.fill_(UNWRITTEN)
     step.args["workspace"].heads.fill_(1 << 20)  # parts of a launch before
     compiled = built(step) if kernel is None else kernel(built(step))
     report = simulate(compiled, (programs,), step.args, **options)

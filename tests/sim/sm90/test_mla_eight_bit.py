@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 import warpattn as wa
 from tests.drawn import drawn, in_turn
+from tests.oracle import UNWRITTEN
 from tests.sim.knocking import knocked_out
 from tests.sim.sm90.decode import Ran, built
 from tests.sim.sm90.mla import DIM, DIM_V, SCALE, Latent, reason
@@ -80,8 +81,8 @@ def run(case: Latent, kv: wa.LatentPages, programs: int = 3, kernel=None, **opti
     choice = choose(ready.problem, ARCHS["sm90"], options=terms, swap_ab=case.swap_ab)
     choice = replace(choice, config=with_fields(choice.config, dict(case.config)))
     step, *after = list_launches(ready, Operands(q, kv.k_pages, kv.v_pages, out, lse, sinks), kv, choice)
-    for partial in (step.args["workspace"].o, step.args["workspace"].lse):
-        partial.fill_(float("nan"))
+    step.args["workspace"].o.fill_(float("nan"))
+    step.args["workspace"].denominators.fill_(UNWRITTEN)
     compiled = built(step) if kernel is None else kernel(built(step))
     report = simulate(compiled, (programs,), step.args, **options)
     for combine in after:

@@ -1,6 +1,6 @@
 """Output of a workgroup: normalise O, then write it and the LSE, or a part of both to the workspace.
 
-A part is the result of one partition of the keys: O normalised over these keys and the base-2 log of their denominator,
+A part is the result of one partition of the keys: O normalised over these keys and their denominator,
 see `pieces/combine.py`. `combine_kernel` combines the parts of a tile, a few rows a workgroup.
 """
 
@@ -8,10 +8,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd.cdna3 import buffer_store
 
-from ..pieces.combine import EqualParts, Partials, combine_rows, in_base_2, parts_layout, with_sink
-from ..pieces.modifiers import exponent_scale
+from ..pieces.combine import EqualParts, Partials, combine_rows, parts_layout, with_sink
+from ..pieces.modifiers import natural_scale
 from ..pieces.scales import has_scale, output_scale
-from ..pieces.softmax import LN_2, LOG2_E
 from .softmax import softmax_finish
 from .work_tile import packed_offsets, rows_of, tile_offset
 
@@ -21,23 +20,23 @@ def store_output(ctx, o, state, work, first):
     """Write O [R, Dv] and, with `has_lse`, LSE [R] of the rows that exist, from row number `first` of the tile on, a
     multiple of R."""
     traits: gl.constexpr = ctx.traits
-    c = exponent_scale(ctx)
+    scale = natural_scale(ctx)
     rows: gl.constexpr = o.shape[0]
     r = first + gl.arange(0, rows, gl.SliceLayout(1, o.type.layout))
     if has_scale(ctx.config, "v", "tensor", "head"):
         o = o * output_scale(ctx.scales, work.kv_head, ctx.config)
     _, head, inside = rows_of(ctx.shape, work, r, ctx.config)
     if traits.partial:
-        factor, lse = softmax_finish(state, c, 0.0, False)
+        factor, denominator = softmax_finish(state, scale)
         parts = Partials(ctx.tensors.o, ctx.tensors.lse, gl.to_tensor(rows), ctx.config.padded_v)
         slot = gl.program_id(1) * ctx.shape.tiles + gl.program_id(0)
-        parts.store(slot * (ctx.config.block_m // rows) + first // rows, o * factor[:, None], in_base_2(lse, LOG2_E))
+        parts.store(slot * (ctx.config.block_m // rows) + first // rows, o * factor[:, None], denominator)
     else:
         sink = 0.0
         if traits.has_sinks:
             sink = gl.load(ctx.tensors.sinks + head, mask=inside, other=0.0)
-        factor, lse = softmax_finish(state, c, sink, traits.has_sinks)
-        store_rows(ctx.tensors, ctx.shape, work, o * factor[:, None], lse, r, ctx.config, traits)
+        factor, denominator = softmax_finish(state, scale, sink, traits.has_sinks)
+        store_rows(ctx.tensors, ctx.shape, work, o * factor[:, None], denominator.lse(), r, ctx.config, traits)
 
 
 @gluon.jit
@@ -61,16 +60,17 @@ def store_rows(tensors, shape, work, o, lse, r, config: gl.constexpr, traits: gl
 
 
 @gluon.jit
-def combine_parts(tensors, shape, work, o_parts, lse_parts, config: gl.constexpr, traits: gl.constexpr):
+def combine_parts(tensors, shape, work, o_parts, denominators, config: gl.constexpr, traits: gl.constexpr):
     """Combine a block of rows of a tile over all partitions and write them."""
-    parts = Partials(o_parts, lse_parts, gl.to_tensor(config.block_m), config.padded_v)
+    parts = Partials(o_parts, denominators, gl.to_tensor(config.block_m), config.padded_v)
     part = EqualParts(gl.program_id(0), shape.tiles, shape.partitions)
     block: gl.constexpr = (config.combine_tile.parts, config.combine_rows)
     first = gl.program_id(1) * block[1]
-    o, lse = combine_rows(parts, part, first, parts_layout(config.combine_tile), block, False)
-    r = first + gl.arange(0, block[1], lse.type.layout)
+    o, denominator = combine_rows(parts, part, first, parts_layout(config.combine_tile), block, False)
+    r = first + gl.arange(0, block[1], denominator.l.type.layout)
     if traits.has_sinks:
         _, head, inside = rows_of(shape, work, r, config)
-        factor, lse = with_sink(lse, gl.load(tensors.sinks + head, mask=inside, other=0.0))
+        sink = gl.load(tensors.sinks + head, mask=inside, other=0.0)
+        factor, denominator = with_sink(denominator, sink)
         o = o * factor[:, None]
-    store_rows(tensors, shape, work, o, lse * LN_2, r, config, traits)
+    store_rows(tensors, shape, work, o, denominator.lse(), r, config, traits)

@@ -58,7 +58,7 @@ def attention_kernel(
 
 @gluon.jit
 def combine_kernel(
-    o_parts, lse_parts, o_ptr, lse_ptr, sinks_ptr, indices, strides, shape,
+    o_parts, denominators, o_ptr, lse_ptr, sinks_ptr, indices, strides, shape,
     config: gl.constexpr, traits: gl.constexpr,
 ):  # fmt: skip
     """Combine the parts of a tile. Grid: (tiles, blocks of `config.combine_rows` rows); arguments as in
@@ -66,4 +66,4 @@ def combine_kernel(
     tensors = Tensors(o_ptr, o_ptr, o_ptr, o_ptr, lse_ptr, sinks_ptr, indices, strides, (), ())
     work = find_work(indices, shape, gl.program_id(0), config, traits)
     if work.rows.row < work.lengths.seq_q:
-        combine_parts(tensors, shape, work, o_parts, lse_parts, config, traits)
+        combine_parts(tensors, shape, work, o_parts, denominators, config, traits)

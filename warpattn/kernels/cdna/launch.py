@@ -122,7 +122,7 @@ def options(config: CDNAConfig) -> Mapping[str, Any]:
 def _combine(config: CDNAConfig, traits: Any, arch: str, tensors: dict[str, Any], parts: dict[str, Any]) -> Launch:
     """The launch that combines the parts."""
     names = ("o_ptr", "lse_ptr", "sinks_ptr", "indices", "strides", "shape")
-    args = {"o_parts": parts["o_ptr"], "lse_parts": parts["lse_ptr"], **{name: tensors[name] for name in names}}
+    args = {"o_parts": parts["o_ptr"], "denominators": parts["lse_ptr"], **{name: tensors[name] for name in names}}
 
     def source() -> Any:
         from .signature import combine_source  # imports Triton
@@ -221,4 +221,4 @@ def near(x: Tensor, rows: int) -> Tensor:
 def _workspace(slots: int, config: CDNAConfig, device: torch.device) -> dict[str, Any]:
     """Memory for the parts: a slot for each tile of each partition."""
     parts = allocate_parts((slots, config.block_m), config.padded_v, device)
-    return {"o_ptr": parts.o, "lse_ptr": parts.lse}
+    return {"o_ptr": parts.o, "lse_ptr": parts.denominators}

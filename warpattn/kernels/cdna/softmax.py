@@ -35,6 +35,6 @@ def softmax_step(state, s, c):
 
 
 @gluon.jit
-def softmax_finish(state, c, sink, has_sink: gl.constexpr):
-    """(factor [M], lse [M]) of a state, see `finish_rows`; `sink` is [M] or one number."""
-    return finish_rows(state.m, state.l, c, state.l != 0, sink, has_sink)
+def softmax_finish(state, scale, sink=0.0, has_sink: gl.constexpr = False):
+    """(factor [M], `Denominator` [M]) of a state, see `finish_rows`; `sink` is [M] or one number."""
+    return finish_rows(state.m, state.l, scale, state.l != 0, sink, has_sink)

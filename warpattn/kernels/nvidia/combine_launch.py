@@ -39,10 +39,10 @@ def combine_launch(
     """The launch that combines the parts, of all rows or of `only` those."""
     p, cols = checked.problem, parts.o.shape[-1]
     tile = CombineTile(cols, 1 << (partitions - 1).bit_length())
-    rows = parts.lse.numel() // partitions
+    rows = parts.denominators.numel() // partitions
     limits = only.args if isinstance(only, ListedRows) else () if only is None else only
     args = {
-        "o_ptr": parts.o, "partial_lse_ptr": parts.lse, "out": CombinedArgs(x.out, *_strides(x.out)),
+        "o_ptr": parts.o, "denominators_ptr": parts.denominators, "out": CombinedArgs(x.out, *_strides(x.out)),
         "lse_ptr": x.lse, "sinks_ptr": x.sinks, "shape": CombineShape(rows, p.seq_q, p.heads_q, p.dim_v, partitions),
         "only": limits,
     }  # fmt: skip

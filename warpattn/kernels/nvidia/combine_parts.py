@@ -1,7 +1,7 @@
 """Second kernel of a split of prefill: the parts of every row become its output and its LSE.
 
       workspace   o [part, row, column] fp32, normalised over the part's keys      row = (batch, query, head)
-                  lse [part, row] fp32, base 2; -inf where the part saw no key
+                  denominators [part, row], packed; 0 where the part saw no key
 
 The sink of a head joins here, once a row. Several rows a warp and all parts of a row in one thread: see combine.py. The
 launch overlaps the end of the one before (PDL).
@@ -19,12 +19,11 @@ from ..pieces.combine import EqualParts, Partials, combine_block, combine_layout
 from ..pieces.combine_config import CombineTile
 from ..pieces.scheduler_varlen import BLOCKS, RECORD
 from ..pieces.signature import kernel_source
-from ..pieces.softmax import LN_2
 
 
 @gluon.jit
 def combine_kernel(
-    o_ptr, partial_lse_ptr, out, lse_ptr, sinks_ptr, shape, only,
+    o_ptr, denominators_ptr, out, lse_ptr, sinks_ptr, shape, only,
     config: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
 ):  # fmt: skip
     """`out`: `CombinedArgs`, strides in runs of 8 elements; `shape`: `CombineShape`; `only`: nothing, `ListedArgs`
@@ -33,21 +32,22 @@ def combine_kernel(
     cols: gl.constexpr = config.cols
     layout: gl.constexpr = combine_layout(cols, config.most)
     block: gl.constexpr = combine_block(cols, config.most)
-    partials = Partials(o_ptr, partial_lse_ptr, shape.rows, cols)
+    partials = Partials(o_ptr, denominators_ptr, shape.rows, cols)
     begin, end = rows_of(shape, only)
     first = begin + gl.program_id(0) * block[1]
     parts = EqualParts(gl.to_tensor(0), gl.to_tensor(1), gl.where(first < end, shape.parts, 0))
-    o, lse = combine_rows(partials, parts, first, layout, block, False)
-    row = first + gl.arange(0, block[1], lse.type.layout)
+    o, denominator = combine_rows(partials, parts, first, layout, block, False)
+    row = first + gl.arange(0, block[1], denominator.l.type.layout)
     head = row % shape.heads_q
     query = row // shape.heads_q % shape.seq_q
     batch = row // (shape.seq_q * shape.heads_q)
     inside = row < end
     if has_sinks:
-        factor, lse = with_sink(lse, gl.load(sinks_ptr + head))
+        factor, denominator = with_sink(denominator, gl.load(sinks_ptr + head))
         o = o * factor[:, None]
     if has_lse:
-        gl.store(lse_ptr + (batch * shape.heads_q + head).to(gl.int64) * shape.seq_q + query, lse * LN_2, mask=inside)
+        at = (batch * shape.heads_q + head).to(gl.int64) * shape.seq_q + query
+        gl.store(lse_ptr + at, denominator.lse(), mask=inside)
     col = gl.arange(0, cols, gl.SliceLayout(0, o.type.layout))
     start = (batch.to(gl.int64) * out.batch + query.to(gl.int64) * out.token + head.to(gl.int64) * out.head) * 8
     values = o.to(out.pointer.dtype.element_ty)

@@ -9,23 +9,32 @@ import torch
 from torch import Tensor
 
 COLUMNS_PER_LANE = 4
+MOST_COLUMNS = 128  # of a program: a row in a warp
+LANE_LOADS = 16  # of four columns that a lane has under way
+FEW_PARTS = 4
 
 
 @dataclass(frozen=True)
 class CombineTile:
-    """What a program combines at once: `parts` parts of `rows` rows of `cols` columns, all parts of an element in one
-    lane and a row across `lanes_per_row` lanes; the defaults are those of an NVIDIA warpgroup."""
+    """What a program combines at once: `parts` parts of `rows` rows of `cols` columns, a row across `lanes_per_row`
+    lanes; the defaults are those of an NVIDIA warpgroup, with all parts of an element in one lane."""
 
     cols: int
     most: int = 32  # parts
     warps: int = 4
     lanes: int = 32  # of a warp
+    part_warps: int = 1  # warps that share out the parts
+    lane_rows: int = 1  # rows of a lane
 
     @property
-    def parts(self) -> int:
+    def lane_parts(self) -> int:
         """Many, because each further block waits for memory once more, but what 128 registers a lane hold; and at most
         `most`, because each costs instructions even where there are fewer."""
         return min(self.most, 32, 4096 // self.cols)
+
+    @property
+    def parts(self) -> int:
+        return self.lane_parts * self.part_warps
 
     @property
     def lanes_per_row(self) -> int:
@@ -37,17 +46,26 @@ class CombineTile:
 
     @property
     def rows(self) -> int:
-        return self.warps * self.rows_per_warp
+        return self.warps // self.part_warps * self.rows_per_warp * self.lane_rows
+
+
+def combine_tile(cols: int, parts: int) -> CombineTile:
+    """What a program of a combining kernel adds up at once: warps share out many parts, and of few parts a lane has
+    several rows. One tile for several numbers of parts, since each is a kernel; further parts are further blocks."""
+    cols = min(cols, MOST_COLUMNS)
+    if parts <= FEW_PARTS:
+        return CombineTile(cols, FEW_PARTS, lane_rows=LANE_LOADS // FEW_PARTS)
+    return CombineTile(cols, LANE_LOADS, part_warps=1 if parts <= LANE_LOADS else 4)
 
 
 class Parts(NamedTuple):
-    """Partial outputs (slots, rows, ..., cols) and their base-2 log-sum-exps (slots, rows, ...), fp32."""
+    """Partial outputs (slots, rows, ..., cols), fp32, and their packed denominators (slots, rows, ...), int64."""
 
     o: Tensor
-    lse: Tensor
+    denominators: Tensor
 
 
 def allocate_parts(rows: tuple[int, ...], cols: int, device: torch.device) -> Parts:
     """Memory for parts with leading dimensions `rows`, not initialised."""
     o = torch.empty(*rows, cols, dtype=torch.float32, device=device)
-    return Parts(o, torch.empty(*rows, dtype=torch.float32, device=device))
+    return Parts(o, torch.empty(*rows, dtype=torch.int64, device=device))

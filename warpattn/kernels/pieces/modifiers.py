@@ -79,9 +79,16 @@ def folds_scale(score):
 
 @gluon.jit
 def exponent_scale(ctx):
-    """Factor from scores to base-2 exponents, for a context with `mods` and `scale`; a score function has already
-    applied the scale."""
+    """Factor from scores to base-2 exponents, see `natural_scale`."""
+    return natural_scale(ctx) * LOG2_E
+
+
+@gluon.jit
+def natural_scale(ctx):
+    """Factor from scores to exponents of e, for a context with `mods` and `scale`; a score function has already applied
+    the scale."""
     if folds_scale(ctx.mods.score):
-        return ctx.scale * LOG2_E
+        return ctx.scale
     else:
-        return LOG2_E * ctx.mods.score.after
+        after: gl.constexpr = ctx.mods.score.after
+        return after

@@ -22,6 +22,7 @@ LN_2 = gl.constexpr(0.6931471805599453)
 HEADROOM = gl.constexpr(8.0)  # log2 of how far p may exceed 1 before the reference moves
 LARGEST = gl.constexpr(134217728.0)  # exponent up to which c * m is rounded by at most 4: p stays within fp16
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # of finite numbers
+NO_KEY = gl.constexpr(-0x80_0001 << 32)  # the packed `Denominator` of a row without a key: m is `LOWEST`, l is 0
 
 
 @gluon.aggregate
@@ -77,30 +78,60 @@ def rescale(o, alpha):
     return from_quads(quads * alpha[:, None, :, None], o)
 
 
+@gluon.aggregate
+class Denominator:
+    """A row's sum of e^score, as e^m * l: where m is large, their logarithm has no digits for l."""
+
+    m: gl.tensor  # finite, `LOWEST` of rows without a key
+    l: gl.tensor  # 0 of rows without a key, NaN of rows with a NaN or an infinity
+
+    @gluon.jit
+    def lse(self):
+        """The natural logarithm."""
+        return gl.where(self.l != 0, self.m + gl.log2(self.l) * LN_2, -float("inf"))
+
+    @gluon.jit
+    def packed(self):
+        """As one number of 64 bits, for a part of a row's keys in memory."""
+        low = self.l.to(gl.uint32, bitcast=True).to(gl.int64)
+        return (self.m.to(gl.int32, bitcast=True).to(gl.int64) << 32) | low
+
+    @gluon.jit
+    def to_layout(self, layout: gl.constexpr, trivial: gl.constexpr = False):
+        """In another layout; `trivial`: every thread has its numbers already."""
+        return Denominator(gl.convert_layout(self.m, layout, trivial), gl.convert_layout(self.l, layout, trivial))
+
+
 @gluon.jit
-def softmax_finish(state, c, sink, has_sink: gl.constexpr):
-    """(factor [M, 4], lse [M, 4]) of a state, see `finish_rows`."""
+def unpacked(number):
+    """The `Denominator` of a number of 64 bits."""
+    l = number.to(gl.int32).to(gl.float32, bitcast=True)
+    return Denominator((number >> 32).to(gl.int32).to(gl.float32, bitcast=True), l)
+
+
+@gluon.jit
+def softmax_finish(state, scale, sink=0.0, has_sink: gl.constexpr = False):
+    """(factor [M, 4], `Denominator` [M, 4]) of a state, see `finish_rows`."""
     l = gl.sum(state.l, 1, keep_dims=True) + gl.zeros_like(state.l)
-    return finish_rows(state.m, l, c, l != 0, sink, has_sink)
+    return finish_rows(state.m, l, scale, l != 0, sink, has_sink)
 
 
 @gluon.jit
-def finish_rows(m, l, c, some, sink, has_sink: gl.constexpr):
-    """(factor, lse) of rows, any shape: what the accumulator is multiplied by, and the natural log of the denominator.
+def finish_rows(m, l, scale, some, sink=0.0, has_sink: gl.constexpr = False):
+    """(factor, `Denominator`) of rows, any shape; the accumulator is multiplied by the factor.
 
-    `m` is a row's reference maximum and `l` its sum; `some` says whether it has seen a key. `sink` is a logit in
-    natural units that joins the denominator once. Rows without any key get factor 0 and lse -inf, or the sink itself,
-    whatever their (finite) `l` is.
+    `m` is a row's reference maximum and `l` its sum; `scale` turns m into natural units; `some` says whether the row
+    has seen a key. `sink` is a logit in natural units that joins the denominator once. Rows without any key get
+    factor 0, whatever their (finite) `l` is.
     """
-    top = gl.maximum(m * (c * LN_2), LOWEST)
+    top = gl.maximum(m * scale, LOWEST)
     if has_sink:
         peak = gl.where(some, gl.maximum(top, sink), gl.maximum(sink, LOWEST))
         shift = gl.where(some, gl.exp2((top - peak) * LOG2_E), 0.0)
-        l = gl.where(some, l * shift, 0.0) + gl.exp2((sink - peak) * LOG2_E)
-        return gl.where(some, shift / l, l * 0.0), gl.where(l != 0, peak + gl.log2(l) * LN_2, -float("inf"))
+        total = gl.where(some, l * shift, 0.0) + gl.exp2((sink - peak) * LOG2_E)
+        return gl.where(some, shift / total, total * 0.0), Denominator(peak, total)
     else:
-        factor = gl.where(some, 1.0 / l, 0.0)
-        return factor, gl.where(some, top + gl.log2(l) * LN_2, -float("inf"))
+        return gl.where(some, 1.0 / l, 0.0), Denominator(gl.where(some, top, LOWEST), gl.where(some, l, 0.0))
 
 
 @gluon.jit

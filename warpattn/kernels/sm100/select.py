@@ -65,5 +65,5 @@ def launches_of_choice(checked: CheckedCall, x: Operands, sequence: Sequence, ch
     parts = workspace(problem, choice.partitions, choice.config.padded_ov_depth, x.q)
     traits = Traits(problem.kind, problem.heads_q // problem.heads_kv, has_sinks=False, has_lse=True)
     rows = parts.o.flatten(0, 1) if problem.ragged_queries else parts.o
-    first = prefill_launch(checked, x._replace(out=rows, lse=parts.lse), sequence, choice, traits)
+    first = prefill_launch(checked, x._replace(out=rows, lse=parts.denominators), sequence, choice, traits)
     return first, combine_launch("sm100", checked, x, choice.partitions, parts, used_rows(sequence))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from triton.experimental.gluon import GluonASTSource
@@ -21,12 +22,12 @@ def map_types(boxes: list[tuple[int, ...]], dtype: Any) -> tuple[str, ...]:
 
 def attention_source(
     kernel: Any, args: Mapping[str, Any], config: Any, features: Features, maps: Mapping[str, Any],
-    aligned: tuple[str, ...] = (),
+    aligned: tuple[str, ...] = (), more: Mapping[str, Any] = MappingProxyType({}),
 ) -> GluonASTSource:  # fmt: skip
     """The kernel of a launch with `args`; `maps`: the types of its tensor maps, `aligned`: its pointers to multiples of
-    16 bytes, both by path."""
+    16 bytes, both by path; `more`: constants of its own."""
     mask, score, has_sinks, has_lse, split_keys = features
     functions = modifier_functions(mask, score, folds=True, split_keys=split_keys)
-    constants = {"config": config, "functions": functions, "has_sinks": has_sinks, "has_lse": has_lse}
+    constants = {"config": config, "functions": functions, "has_sinks": has_sinks, "has_lse": has_lse, **more}
     given = {**captured_types(mask, score, "sm90"), **maps}
     return kernel_source(kernel, args, constants, given, dict.fromkeys(aligned, ALIGNED))

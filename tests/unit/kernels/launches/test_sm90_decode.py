@@ -35,10 +35,12 @@ def launches(call: SmallCall, **fields: Any) -> tuple[Launch, ...]:
 @pytest.mark.parametrize(
     ("heads", "dim", "tokens", "grid"),
     [
-        ((8, 2), 128, 1, (2, 1, 1)),  # 4 rows of queries, 4 of 128 columns a program
-        ((66, 2), 128, 1, (2, 9, 1)),  # 33 rows
-        ((2, 2), 64, 1, (2, 1, 1)),  # 8 rows of 64 columns a program, 8 are kept
-        ((384, 96), 64, 16, (96, 6, 1)),  # 64 rows; 528 programs at most, but one for every head
+        ((8, 2), 128, 1, (2, 4, 1)),  # 4 rows of queries; parts of many keep four warps busy
+        ((66, 2), 128, 1, (2, 33, 1)),  # 33 rows
+        ((2, 2), 64, 1, (2, 4, 1)),  # two rows of 64 columns a program, 8 are kept
+        ((384, 96), 64, 16, (96, 2, 1)),  # 64 rows of few parts, 32 a program
+        ((3072, 768), 64, 16, (768, 2, 1)),
+        ((9216, 2304), 64, 16, (2304, 1, 1)),  # 2112 programs at most, but one for every head
     ],
 )
 def test_a_program_of_the_combining_kernel_for_its_rows(heads: tuple[int, int], dim: int, tokens: int, grid) -> None:
@@ -58,7 +60,7 @@ def test_columns_of_the_combining_kernel() -> None:
     latent = validate(Call(*x[:3], Dense(), backend="simulate:sm90"))
     _, combine = mla_launches(latent, x, Dense(), choose_latent(latent.problem, ARCHS["sm90"]))
     heads = 16 * 256 // 64
-    assert combine.grid == (heads, -(-PROGRAMS // (heads * 4)), 4)
+    assert combine.grid == (heads, 64 // 16, 4)
 
 
 def test_rows_of_the_workspace() -> None:
@@ -77,13 +79,13 @@ def test_slots_of_the_workspace() -> None:
     call = small_call("sm90", (128, 128), rows=(1, 600), heads=(8, 2))
     device = torch.device("cpu")
     kept = workspace(call.checked.problem, replace(chosen(call), grid=(7,)), 4, device)
-    assert kept.o.shape == (14, 4, 128) and kept.lse.shape == (14, 4)
+    assert kept.o.shape == (14, 4, 128) and kept.denominators.shape == (14, 4)
     assert kept.tickets.tolist() == [0, 0] and kept.heads.shape == (2, 2)
     assert kept.tickets.dtype == kept.heads.dtype == torch.int32
 
     def slots(keys: int) -> int:
         problem = replace(call.checked.problem, seq_k=keys)
-        return len(workspace(problem, choose(problem, ARCHS["sm90"], options=INVARIANT), 4, device).lse)
+        return len(workspace(problem, choose(problem, ARCHS["sm90"], options=INVARIANT), 4, device).denominators)
 
     assert [slots(keys) for keys in (2048, 2049, 4096, 4097)] == [1, 4, 4, 6]
 

@@ -4,8 +4,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import add2
 
-from ...pieces.combine import in_base_2
-from ...pieces.softmax import LOG2_E
 from ..layouts import STORE_COLUMNS
 from ..prefill_2q.epilogue import finish
 from .context import row_positions
@@ -13,18 +11,17 @@ from .context import row_positions
 
 @gluon.jit
 def store_rows(ctx, state, sums: gl.constexpr):
-    """Output and LSE of the rows; a partition of a split leaves them in fp32, with the LSE in base 2. With `sums`
-    returns each row's sum [BM]."""
+    """Output and LSE of the rows; a partition of a split leaves the output in fp32 and the denominator. With
+    `sums` returns each row's sum [BM]."""
     split: gl.constexpr = ctx.config.splitk_partitions > 1
     rows = row_positions(ctx, gl.arange(0, ctx.config.BM, state.m.type.layout))
     sink = 0.0
     if ctx.traits.has_sinks:
         sink = gl.load(ctx.sinks + rows.h, mask=rows.exists, other=0.0)
-    factor, lse = finish(ctx, state.m, state.l, sink, ctx.rows.kv_head)
+    factor, denominator = finish(ctx, state.m, state.l, sink, ctx.rows.kv_head)
     if ctx.traits.has_lse:
-        if split:
-            lse = in_base_2(lse, LOG2_E)
-        gl.store(ctx.lse.at(ctx.out_batch, rows.token, rows.h), lse, mask=rows.exists)
+        written = denominator.packed() if split else denominator.lse()
+        gl.store(ctx.lse.at(ctx.out_batch, rows.token, rows.h), written, mask=rows.exists)
     cols: gl.constexpr = ctx.config.padded_ov_depth if split else ctx.config.dim_v
     layout: gl.constexpr = ctx.memory.o.slice(0, STORE_COLUMNS).get_reg_layout()
     total = gl.zeros([ctx.config.BM, STORE_COLUMNS], gl.float32, layout)

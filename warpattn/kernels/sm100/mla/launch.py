@@ -50,7 +50,7 @@ def row_launches(
         return (_launch(checked, x, keys, choice, traits, source),)
     parts = workspace(problem, choice.partitions, choice.config.padded_ov_depth, x.q)
     traits = Traits(problem.kind, group, has_sinks=False, has_lse=True)
-    to_parts = x._replace(out=parts.o, lse=parts.lse.transpose(1, 2))
+    to_parts = x._replace(out=parts.o, lse=parts.denominators.transpose(1, 2))
     first = _launch(checked, to_parts, keys, choice, traits, source)
     return first, combine_launch("sm100", checked, x, choice.partitions, parts, used)
 

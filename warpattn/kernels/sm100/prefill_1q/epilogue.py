@@ -7,16 +7,15 @@ other's, and divide the columns of the output between them:
                   ├── combine  l = f0·l0 + f1·l1                      ─▶ (f0·O0 + f1·O1) / l
       m1, l1, O1 ─┘
 
-With one key tile there is no O1 to add. A partition of a split sends the result on in fp32 with its base-2 LSE.
+With one key tile there is no O1 to add. A partition of a split sends the result on in fp32 with its denominator.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, fma2, mul2, tma
 
-from ...pieces.combine import in_base_2
 from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import LOG2_E, exponent, row_scale
+from ...pieces.softmax import LOWEST, Denominator, exponent, row_scale
 from ..exp2 import row_sum
 from ..layouts import box_layout, element_type, query_box, row_layout, stacked
 from ..prefill_2q.context import row_positions
@@ -43,9 +42,9 @@ def store_combined(ctx, state, wg: gl.constexpr):
         other = gl.exp2(exponent(m_other, x) - exponent(m, x))
         rows = gl.arange(0, config.MMA_M, row_layout())
         sink = load_sink(ctx, row_positions(ctx, rows, wg)[1])
-        factor, lse = finish(ctx, m, state.l * own + l_other * other, sink, ctx.work.kv_head)
+        factor, denominator = finish(ctx, m, state.l * own + l_other * other, sink, ctx.work.kv_head)
         if wg == 0:
-            store_lse(ctx, rows, lse)
+            store_denominator(ctx, rows, denominator)
             store_output(ctx, own * factor, other * factor, wg)
         else:
             store_output(ctx, other * factor, own * factor, wg)
@@ -53,12 +52,12 @@ def store_combined(ctx, state, wg: gl.constexpr):
 
 @gluon.jit
 def store_nothing(ctx):
-    """The result of a partition without keys: an LSE of -inf and zeros. A path of its own, because LLVM spilled when it
-    was joined with the other one (128 bytes of stack at head dim 128)."""
+    """The result of a partition without keys: a denominator of 0, and zeros. A path of its own, because LLVM spilled
+    when it was joined with the other one (128 bytes of stack at head dim 128)."""
     config: gl.constexpr = ctx.config
     cols: gl.constexpr = config.store_columns
     zero = gl.zeros([config.MMA_M], gl.float32, row_layout())
-    store_lse(ctx, gl.arange(0, config.MMA_M, row_layout()), zero - float("inf"))
+    store_denominator(ctx, gl.arange(0, config.MMA_M, row_layout()), Denominator(zero + LOWEST, zero))
     slot = staging(ctx).index(0)
     layout: gl.constexpr = ctx.memory.o.index(0).slice(0, cols).get_reg_layout()
     store_block(ctx, gl.zeros([config.MMA_M, cols], element_type(config.written), layout), slot, ctx.tile.row, 0)
@@ -68,17 +67,18 @@ def store_nothing(ctx):
 
 
 @gluon.jit
-def store_lse(ctx, rows, lse):
-    """Natural log for the caller, head by head; base 2 for a combination, query by query."""
+def store_denominator(ctx, rows, denominator):
+    """Its logarithm for the caller, head by head; of a part query by query."""
     config: gl.constexpr = ctx.config
     if ctx.traits.has_lse:
         queries, heads = row_positions(ctx, rows, 0)
         if config.splitk_partitions > 1:
             row = queries.to(gl.int64) * ctx.work.heads_q + heads
-            lse = in_base_2(lse, LOG2_E)
+            written = denominator.packed()
         else:
             row = heads.to(gl.int64) * ctx.tensors.lse_stride + queries
-        gl.store(ctx.tensors.lse + row, lse, mask=queries < ctx.work.seq_q)
+            written = denominator.lse()
+        gl.store(ctx.tensors.lse + row, written, mask=queries < ctx.work.seq_q)
 
 
 @gluon.jit

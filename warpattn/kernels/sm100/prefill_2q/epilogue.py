@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared, mul2, tma
 
-from ...pieces.modifiers import exponent_scale
+from ...pieces.modifiers import natural_scale
 from ...pieces.scales import has_scale, output_scale
 from ...pieces.softmax import finish_rows, warp_any
 from ..exp2 import row_sum
@@ -21,10 +21,10 @@ def store_output(ctx, state, wg: gl.constexpr):
     """Write O [rows, Dv] and, where the traits say so, LSE [rows] of rows in their last softmax state."""
     rows = gl.arange(0, ctx.config.MMA_M, state.m.type.layout)
     queries, heads = row_positions(ctx, rows, wg)
-    factor, lse = finish(ctx, state.m, state.l, load_sink(ctx, heads), ctx.work.kv_head)
+    factor, denominator = finish(ctx, state.m, state.l, load_sink(ctx, heads), ctx.work.kv_head)
     if ctx.traits.has_lse:
         row = heads.to(gl.int64) * ctx.tensors.lse_stride + queries
-        gl.store(ctx.tensors.lse + row, lse, mask=queries < ctx.work.seq_q)
+        gl.store(ctx.tensors.lse + row, denominator.lse(), mask=queries < ctx.work.seq_q)
     store_blocks(ctx, factor, wg)
 
 
@@ -39,14 +39,14 @@ def load_sink(ctx, heads):
 
 @gluon.jit
 def finish(ctx, m, l, sink, head):
-    """(factor of O, LSE) of rows with reference maximum `m` and sum `l` over keys of a `head`; a `sink` joins the sum
-    once."""
+    """(factor of O, `Denominator`) of rows with reference maximum `m` and sum `l` over keys of a `head`; a `sink` joins
+    the sum once."""
     # `l` does not say: without a key it is above 0, since the polynomial's 2^-inf is 2^-126
     some = (m != -float("inf")) | (l != l)
-    factor, lse = finish_rows(m, l, exponent_scale(ctx), some, sink, ctx.traits.has_sinks)
+    factor, denominator = finish_rows(m, l, natural_scale(ctx), some, sink, ctx.traits.has_sinks)
     if has_scale(ctx.config, "v", "tensor", "head"):
         factor = factor * output_scale(ctx.scales, head, ctx.config)
-    return factor, lse
+    return factor, denominator
 
 
 @gluon.jit

@@ -84,7 +84,7 @@ class PartialResults(NamedTuple):
     """The workspace of a launch."""
 
     o: Any  # float* (slots, rows, cols)
-    lse: Any  # float* (slots, rows), base 2
+    denominators: Any  # int64* (slots, rows), packed
     rows: Any  # of a slot, int32
     tickets: Any  # int32* (heads,): finished parts of each head, 0 between launches
     heads: Any  # int32* (heads, 2): parts of each head and where the first is, for the combining kernel

@@ -14,7 +14,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ...nvidia.finite import any_nonfinite
 from ...nvidia.pipelines import consumer_state
-from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import pack
 from ..columns import wait_columns, zero_columns
 from ..finite import clear_outside, nonfinite_value, take_nonfinite
@@ -48,7 +47,7 @@ def attend_role(ctx):
         o = start_output(state, (value_tile(ctx, state.v),), config)
         o = wait_columns(0, o, state.p)
         ctx.rings.v.consumer_release(state.v)
-        finish_item(ctx, o[0], state.softmax, item, exponent_scale(ctx))
+        finish_item(ctx, o[0], state.softmax, item)
         k_state = state.k
         v_state = state.v.step()
 

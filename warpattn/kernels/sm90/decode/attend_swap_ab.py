@@ -18,10 +18,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from ...nvidia.pipelines import PipelineState, consumer_state
-from ...pieces.combine import in_base_2
-from ...pieces.modifiers import exponent_scale
 from ...pieces.scales import by_token
 from ...pieces.softmax import HEADROOM, LOWEST
+from ..exponents import exponent_step, exponents
 from ..layouts import accumulator_layout, element_type
 from .attend import load_queries, value_tile, visible_scores, without_hidden
 from .eight_bit import (
@@ -42,8 +41,8 @@ class SwapAbProgress:
     """Loop state of one item."""
 
     o: gl.tensor  # [Dv, R] fp32
-    m: gl.tensor  # [R] base-2 exponent of the reference maximum, `LOWEST` while a row has seen no key
-    l: gl.tensor  # [4, 8, R] this thread's part of the row sum of exp2(exponent - m)
+    m: gl.tensor  # [R] reference maximum of scores, `LOWEST` while a row has seen no key
+    l: gl.tensor  # [4, 8, R] this thread's part of the row sum of weights
     k: PipelineState
     v: PipelineState
 
@@ -113,79 +112,101 @@ def attend_keys(ctx, state, p_tiles, item, i, scaling):
     ctx.rings.k.consumer_wait(state.k)
     s = key_scores(ctx, state.k, scaling)
     ctx.rings.k.consumer_release(state.k)
-    x = exponents(ctx, masked_scores(ctx, s, item, i))
+    s = masked_scores(ctx, s, item, i)
     m = state.m
     l = state.l
     o = state.o
-    if any_exceeds(x - m[None, :]):
-        m, l, alpha = raised(x, m, l)
-        o = o * alpha[None, :]
-    p = gl.exp2(x - m[None, :])
+    x = exponents(ctx, s, m[None, :])
+    if any_exceeds(x):
+        m, l, step = raised(ctx, s, m, l)
+        o = o * gl.exp2(step)[None, :]
+        x = exponents(ctx, s, m[None, :])
+    p = gl.exp2(x)
     o = add_values(ctx, state, (p,), o, p_tiles, item, i)
     return SwapAbProgress(o, m, l + thread_sum(p), state.k.step(), state.v.step())
 
 
 @gluon.jit
-def raised(x, m, l):
-    """(references [R] that no exponent x [N, R] exceeds, the sums `l` under these, the factors [R] from references `m`
-    to them)."""
-    top = gl.maximum(m, gl.max(x, 0))
-    alpha = gl.exp2(m - top)
-    l = l * gl.convert_layout(alpha, gl.SliceLayout(0, gl.SliceLayout(1, l.type.layout)))[None, None, :]
-    return top, l, alpha
+def raised(ctx, s, m, l):
+    """(references [R] that no score `s` [N, R] exceeds, the sums `l` under them, the exponents [R] of references `m`
+    under them)."""
+    top = gl.maximum(m, gl.max(s, 0))
+    step = exponent_step(ctx, m, top)
+    alpha = gl.convert_layout(gl.exp2(step), gl.SliceLayout(0, gl.SliceLayout(1, l.type.layout)))
+    return top, l * alpha[None, None, :], step
 
 
 @gluon.jit
 def attend_scaled_tokens(ctx, state, p_tiles, item, scaling):
     """The state after all key tiles of an item if tokens have scales of their own. A value's scale is part of its
-    weight's exponent, and weights have a reference maximum of their own, so that none exceeds fp16 whatever scales are.
-    Where blocks of the values' columns have scales, each has weights of its own.
+    weight's exponent, and weights have a reference of their own, `most` above m, so that none exceeds fp16 whatever
+    scales are. Where blocks of the values' columns have scales, each has weights of its own.
     """
     blocks: gl.constexpr = len(p_tiles)
     most = ()
     for _ in gl.static_range(blocks):
-        most += (state.m,)
+        most += (gl.zeros_like(state.m),)
     for i in range(item.begin, item.end):
         ctx.rings.k.consumer_wait(state.k)
         k_scale = token_scales(ctx, ctx.rings.scales.k, state.k, "k")
         v_exponents = value_exponents(ctx, state.k)
         s = key_scores(ctx, state.k, scaling) * k_scale[:, None]
         ctx.rings.k.consumer_release(state.k)
-        x = exponents(ctx, masked_scores(ctx, s, item, i))
+        s = masked_scores(ctx, s, item, i)
         m = state.m
         l = state.l
         o = state.o
-        y = ()
-        for part in gl.static_range(blocks):
-            y += (gl.where(x == -float("inf"), x, x + v_exponents[part][:, None]),)
-        beyond = x - m[None, :]
-        for part in gl.static_range(blocks):
-            beyond = gl.maximum(beyond, y[part] - most[part][None, :])
-        if any_exceeds(beyond):
-            m, l, _alpha = raised(x, m, l)  # `_` is a number of the loop above, and keeps its type
-            before = most
-            most = ()
-            for part in gl.static_range(blocks):
-                most += (gl.maximum(before[part], gl.max(y[part], 0)),)
-            o = rescaled(o, powers(before, most))
-        l = l + thread_sum(gl.exp2(x - m[None, :]))
+        x = exponents(ctx, s, m[None, :])
+        if any_exceeds(furthest(x, v_exponents, most)):
+            m, l, step = raised(ctx, s, m, l)
+            x = exponents(ctx, s, m[None, :])
+            most, factors = raised_weights(x, v_exponents, most, step)
+            o = rescaled(o, factors)
+        l = l + thread_sum(gl.exp2(x))
         p = ()
         for part in gl.static_range(blocks):
-            p += (gl.exp2(y[part] - most[part][None, :]),)
+            p += (gl.exp2(with_scale(x, v_exponents[part]) - most[part][None, :]),)
         o = add_values(ctx, state, p, o, p_tiles, item, i)
         state = SwapAbProgress(o, m, l, state.k.step(), state.v.step())
-    references = ()
-    for _ in gl.static_range(blocks):
-        references += (state.m,)
-    return SwapAbProgress(rescaled(state.o, powers(most, references)), state.m, state.l, state.k, state.v)
+    return SwapAbProgress(rescaled(state.o, powers(most)), state.m, state.l, state.k, state.v)
 
 
 @gluon.jit
-def powers(exponents, references):
-    """2 to the power of exponents [R] minus references, of each block."""
+def with_scale(x, v_exponents):
+    """Exponents `x` [N, R] plus those of the values' scales [N]; hidden keys stay at -inf."""
+    return gl.where(x == -float("inf"), x, x + v_exponents[:, None])
+
+
+@gluon.jit
+def furthest(x, v_exponents, most):
+    """How far exponents `x` [N, R], or those with the scales of a block's values above its reference [R], are above 0.
+    NaN of hidden keys drops out of a maximum."""
+    beyond = x
+    for part in gl.static_range(len(most)):
+        beyond = gl.maximum(beyond, x + v_exponents[part][:, None] - most[part][None, :])
+    return beyond
+
+
+@gluon.jit
+def raised_weights(x, v_exponents, most, step):
+    """(references [R] of each block that no exponent `x` [N, R] with its values' scales exceeds; factors from those of
+    `most` to them), after the reference of scores has moved by `step` [R]."""
+    higher = ()
+    factors = ()
+    for part in gl.static_range(len(most)):
+        before = gl.maximum(most[part] + step, LOWEST)
+        top = gl.maximum(before, gl.max(with_scale(x, v_exponents[part]), 0))
+        higher += (top,)
+        factors += (gl.exp2(before - top),)
+    return higher, factors
+
+
+@gluon.jit
+def powers(exponents):
+    """2 to the power of exponents [R], of each block."""
     made = ()
     for part in gl.static_range(len(exponents)):
-        made += (gl.exp2(exponents[part] - references[part]),)
+        made += (gl.exp2(exponents[part]),)
     return made
 
 
@@ -244,15 +265,6 @@ def masked_scores(ctx, s, item, i):
     row = gl.arange(0, config.rows, gl.SliceLayout(0, layout))[None, :]
     key = gl.arange(0, config.block_n, gl.SliceLayout(1, layout))[:, None]
     return visible_scores(ctx, s, item, i, row, key)
-
-
-@gluon.jit
-def exponents(ctx, s):
-    """Base-2 exponents of scores, finite where these are: a score function may return any number."""
-    if ctx.mods.score is not None:
-        return in_base_2(s, exponent_scale(ctx))
-    else:
-        return s * exponent_scale(ctx)
 
 
 @gluon.jit

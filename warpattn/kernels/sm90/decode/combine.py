@@ -2,13 +2,15 @@
 
 For many rows a head (speculative decoding, latent attention): the last CTA of a head would read all parts of 64 rows
 alone. The decode kernel leaves how many parts each head has and where they are, so a program of a whole head ends after
-one read.
+one read. Warps share out many parts, and of few parts a lane has several rows, so that about 16 loads a lane are under
+way. The launch overlaps the end of the one before (PDL).
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.language.extra.cuda import gdc_wait
 
-from ...pieces.combine import combine_block, combine_layout, combine_rows
+from ...pieces.combine import combine_rows, parts_layout
 from ...pieces.modifiers import modifiers
 from .context import Results, key_cache, make_results
 from .output import published_part, write_rows
@@ -29,9 +31,11 @@ class CombineContext:
 @gluon.jit
 def decode_combine_kernel(
     out, keys, workspace, lse_ptr, sinks_ptr, shape, mask_args,
-    config: gl.constexpr, functions: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
+    config: gl.constexpr, tile: gl.constexpr, functions: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
 ):  # fmt: skip
-    """Arguments as in `decode_kernel`. Grid: (row tiles * key heads, programs for its rows, blocks of columns)."""
+    """Arguments as in `decode_kernel`; tile: `CombineTile`. Grid: (row tiles * key heads, programs for its rows, blocks
+    of columns)."""
+    gdc_wait()
     mods = modifiers(functions, mask_args, mask_args)
     stored = key_cache(keys, keys, keys)
     results = make_results(out, lse_ptr, sinks_ptr, workspace, config)
@@ -41,13 +45,12 @@ def decode_combine_kernel(
     row_tile = row_tile_at(number, stored, shape, mods, config)
     part = published_part(ctx, row_tile, head)
     if part.splits > 1:
-        width: gl.constexpr = config.combine_columns
-        layout: gl.constexpr = combine_layout(width)
-        block: gl.constexpr = combine_block(width)
+        layout: gl.constexpr = parts_layout(tile)
+        block: gl.constexpr = (tile.parts, tile.rows)
         invariant: gl.constexpr = config.schedule.invariant
         rows = gl.minimum(row_tile.tokens * shape.group - row_tile.row, config.rows)
         item = WorkItem(row_tile, part, row_tile.units, gl.to_tensor(0), row_tile.span.total, False)
-        column = 0 if width == config.padded_v else gl.program_id(2) * width
+        column = 0 if tile.cols == config.padded_v else gl.program_id(2) * tile.cols
         for row in range(gl.program_id(1) * block[1], rows, gl.num_programs(1) * block[1]):
-            o, lse = combine_rows(results.partials, part, row, layout, block, invariant, column, width)
-            write_rows(ctx, o, lse, item, row, column)
+            o, denominator = combine_rows(results.partials, part, row, layout, block, invariant, column, tile.cols)
+            write_rows(ctx, o, denominator, item, row, column)

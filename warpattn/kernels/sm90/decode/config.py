@@ -189,11 +189,6 @@ class DecodeConfig(KeyTileSizes, StreamConfig):
         return self.operand.bytes * self.rows * self.padded_qk
 
     @property
-    def combine_columns(self) -> int:
-        """Columns of a program of the combining kernel."""
-        return self.padded_v
-
-    @property
     def words(self) -> str:
         """Tile and rings as text."""
         return f"tile {self.rows} x {self.block_n}, rings K {self.stages} V {self.stages}"

@@ -85,7 +85,7 @@ class Results:
 @gluon.jit
 def make_results(out, lse, sinks, workspace, config: gl.constexpr):
     """From a `StridedRows`, two pointers and a `PartialResults`."""
-    partials = Partials(workspace.o, workspace.lse, workspace.rows, config.padded_v)
+    partials = Partials(workspace.o, workspace.denominators, workspace.rows, config.padded_v)
     return Results(matrix(out), lse, sinks, partials, workspace.tickets, workspace.heads)
 
 

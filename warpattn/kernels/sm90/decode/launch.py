@@ -21,7 +21,7 @@ from warpattn.problem.scales import ColumnScaleRows, scale_rows
 from warpattn.sequences import PagedKV, PagedRagged, Sequence
 
 from ...nvidia.arguments import strided
-from ...pieces.combine_config import CombineTile, allocate_parts
+from ...pieces.combine_config import MOST_COLUMNS, CombineTile, allocate_parts, combine_tile
 from ..large_scores import programs
 from ..prefill.config import CONSUMER_ROWS
 from .arguments import ColumnScaledRows, DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledQueries, ScaledRows
@@ -29,7 +29,7 @@ from .choice import even_cut, head_tiles, partitions, row_tiles
 from .config import DecodeConfig, StreamConfig
 
 COMBINE_ARGUMENTS = ("out", "keys", "workspace", "lse_ptr", "sinks_ptr", "shape", "mask_args")
-PROGRAMS = 528  # of the combining kernel, if there are rows for so many: four on each SM of an H200 run at a time
+PROGRAMS = 2112  # of the combining kernel, if there are rows for so many: 16 for each SM of an H200
 
 
 def list_launches(
@@ -51,24 +51,28 @@ def list_launches(
         "sm90.decode", "sm90", (config, features.key), source, options(config), choice.grid, args,
         persistent=True, pdl=config.overlap.pdl,
     )  # fmt: skip
-    return (decode, combine_launch(checked, config, args)) if config.combine.separate_kernel else (decode,)
+    if not config.combine.separate_kernel:
+        return (decode,)
+    return decode, combine_launch(checked, config, args, choice.grid[0])
 
 
-def combine_launch(checked: CheckedCall, config: StreamConfig, args: Mapping[str, Any]) -> Launch:
-    """The kernel that adds up parts, after one with arguments `args`; also of latent attention."""
-    features = features_of(checked)
+def combine_launch(checked: CheckedCall, config: StreamConfig, args: Mapping[str, Any], ctas: int) -> Launch:
+    """The kernel that adds up parts, after one of `ctas` CTAs with arguments `args`; also of latent attention."""
+    features, heads = features_of(checked), head_tiles(checked.problem)
     shared = {name: args[name] for name in COMBINE_ARGUMENTS}
+    # The order of a sum is the tile's, and the number of parts an average, which batch invariance must not feel.
+    invariant = CombineTile(min(config.padded_v, MOST_COLUMNS))
+    tile = invariant if config.schedule.invariant else combine_tile(config.padded_v, even_cut(heads, ctas).splits)
 
     def source():
         from .signature import combine_source  # imports Triton
 
-        return combine_source(shared, config, features)
+        return combine_source(shared, config, tile, features)
 
-    tile = CombineTile(config.combine_columns)
-    heads, blocks = head_tiles(checked.problem), config.padded_v // tile.cols
+    blocks = config.padded_v // tile.cols
     rows = min(-(-shared["workspace"].rows // tile.rows), -(-PROGRAMS // (heads * blocks)))
-    grid = (heads, rows, blocks)
-    return Launch("sm90.combine", "sm90", (config, features.key), source, compile_options(), grid, shared)
+    key, grid = (config, tile, features.key), (heads, rows, blocks)
+    return Launch("sm90.combine", "sm90", key, source, compile_options(), grid, shared, pdl=True)
 
 
 def features_of(checked: CheckedCall) -> Features:
@@ -96,7 +100,8 @@ def workspace(problem: Problem, choice: Choice, rows: int, device: torch.device)
         slots = heads * parts if parts > 1 else 1  # heads in one piece leave none
     kept = allocate_parts((slots, rows), config.padded_v, device)
     tickets = torch.zeros(heads, dtype=torch.int32, device=device)
-    return PartialResults(kept.o, kept.lse, rows, tickets, torch.empty(heads, 2, dtype=torch.int32, device=device))
+    places = torch.empty(heads, 2, dtype=torch.int32, device=device)
+    return PartialResults(kept.o, kept.denominators, rows, tickets, places)
 
 
 def arguments(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice) -> dict[str, Any]:

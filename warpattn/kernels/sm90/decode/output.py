@@ -11,36 +11,43 @@ how many there are and where, because computing that again takes longer than add
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...pieces.combine import combine_block, combine_layout, combine_rows, normalise, with_sink
-from ...pieces.softmax import LN_2, rescale
+from ...pieces.combine import combine_block, combine_layout, combine_rows, with_sink
+from ...pieces.modifiers import natural_scale
+from ...pieces.softmax import Denominator, rescale, softmax_finish
 from ...pieces.stream_k import Part
 from ..layouts import accumulator_layout, element_type
 from .context import Rows, in_tile, rows_of
 
 
 @gluon.jit
-def finish_item(ctx, o, softmax, item, c):
+def finish_item(ctx, o, softmax, item):
     """Write the result of an item: O [64, Dv] accumulated under a softmax state."""
     config: gl.constexpr = ctx.config
-    factor, lse = normalise(softmax, c)
+    factor, denominator = softmax_finish(softmax, natural_scale(ctx))
     o = rescale(o, factor)
-    lse = gl.convert_layout(gl.max(lse, 1), gl.SliceLayout(1, accumulator_layout(config.padded_v)))
-    write_item(ctx, o, lse, item)
+    write_item(ctx, o, by_row(denominator, accumulator_layout(config.padded_v)), item)
 
 
 @gluon.jit
-def write_item(ctx, o, lse, item):
-    """Write the rows of an item, or its part of them: `o` [M, Dv] normalised, `lse` [M] base 2 in the layout of its
-    rows."""
+def by_row(denominator, layout: gl.constexpr):
+    """A `Denominator` [M, 4], equal along the second axis, in the layout of the rows of one like [M, N]."""
+    each = Denominator(gl.max(denominator.m, 1), gl.max(denominator.l, 1))
+    return each.to_layout(gl.SliceLayout(1, layout))
+
+
+@gluon.jit
+def write_item(ctx, o, denominator, item):
+    """Write the rows of an item, or its part of them: `o` [M, Dv] normalised, `denominator` [M] in the layout of
+    its rows."""
     config: gl.constexpr = ctx.config
     part = item.part
     publish_parts(ctx, item)
     if part.splits == 1:
-        write_rows(ctx, o, lse, item, gl.to_tensor(0))
+        write_rows(ctx, o, denominator, item, gl.to_tensor(0))
     else:
         partials = ctx.results.partials
         number = part.number(gl.program_id(0), config.schedule.invariant)
-        partials.store(part.slot(number, config.schedule.invariant), o, lse)
+        partials.store(part.slot(number, config.schedule.invariant), o, denominator)
         if not config.combine.separate_kernel:
             if draw_ticket(ctx, item):
                 combine_item(ctx, item)
@@ -104,15 +111,15 @@ def combine_parts(ctx, item, most: gl.constexpr):
     block: gl.constexpr = combine_block(config.padded_v, most, config.attending_warps)
     rows = gl.minimum(item.row_tile.tokens * ctx.work.group - item.row_tile.row, config.rows)
     for first in range(0, rows, block[1]):
-        o, lse = combine_rows(ctx.results.partials, item.part, first, layout, block, config.schedule.invariant)
-        write_rows(ctx, o, lse, item, first)
+        o, denominator = combine_rows(ctx.results.partials, item.part, first, layout, block, config.schedule.invariant)
+        write_rows(ctx, o, denominator, item, first)
 
 
 @gluon.jit
-def write_rows(ctx, o, lse, item, first, column=0):
+def write_rows(ctx, o, denominator, item, first, column=0):
     """Output and LSE of rows `first` and on of the item's tile: see `write_at`."""
-    row = first + gl.arange(0, o.shape[0], lse.type.layout)
-    write_at(ctx, o, lse, output_rows_at(ctx, item, row), column)
+    row = first + gl.arange(0, o.shape[0], denominator.l.type.layout)
+    write_at(ctx, o, denominator, output_rows_at(ctx, item, row), column)
 
 
 @gluon.aggregate
@@ -133,34 +140,34 @@ def output_rows_at(ctx, item, row):
 
 
 @gluon.jit
-def write_at(ctx, o, lse, target, column=0):
-    """Output and LSE of rows: `o` [M, N] normalised, columns `column` and on; `lse` [M] base 2, written with the first
+def write_at(ctx, o, denominator, target, column=0):
+    """Output and LSE of rows: `o` [M, N] normalised, columns `column` and on; `denominator` [M], written with the first
     columns."""
     config: gl.constexpr = ctx.config
     rows = target.rows
     if ctx.has_sinks:
         sink = gl.load(ctx.results.sinks + rows.h, mask=target.there, other=0.0)
-        factor, lse = with_sink(lse, sink)
+        factor, denominator = with_sink(denominator, sink)
         o = o * factor[:, None]
     if ctx.has_lse and column == 0:
         if config.schedule.ragged:
             row = rows.h.to(gl.int64) * ctx.work.total + rows.query
         else:
             row = (rows.b.to(gl.int64) * (ctx.work.heads * ctx.work.group) + rows.h) * ctx.work.tokens + rows.query
-        gl.store(ctx.results.lse + row, lse * LN_2, mask=target.there)
+        gl.store(ctx.results.lse + row, denominator.lse(), mask=target.there)
     col = column + gl.arange(0, o.shape[1], gl.SliceLayout(0, o.type.layout))[None, :]
     at = target.out[:, None] + col
     gl.store(at, o.to(element_type(config.element)), mask=target.there[:, None] & (col < config.dim_v))
 
 
 @gluon.jit
-def write_columns(ctx, o, lse, item, first, column: gl.constexpr):
+def write_columns(ctx, o, denominator, item, first, column: gl.constexpr):
     """Write columns of an item's rows, or of its part of them: `o` [M, N] normalised, rows `first` and columns `column`
-    and on; `lse` [M] base 2 in the layout of its rows."""
+    and on; `denominator` [M] in the layout of its rows."""
     config: gl.constexpr = ctx.config
     part = item.part
     if part.splits == 1:
-        write_rows(ctx, o, lse, item, first, column)
+        write_rows(ctx, o, denominator, item, first, column)
     else:
         number = part.number(gl.program_id(0), config.schedule.invariant)
-        ctx.results.partials.store(part.slot(number, config.schedule.invariant), o, lse, column, first)
+        ctx.results.partials.store(part.slot(number, config.schedule.invariant), o, denominator, column, first)

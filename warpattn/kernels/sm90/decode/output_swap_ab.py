@@ -11,7 +11,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ...pieces.combine import combine_block, combine_layout
-from ...pieces.softmax import LOWEST
+from ...pieces.modifiers import natural_scale
+from ...pieces.softmax import LOG2_E, LOWEST, NO_KEY, Denominator, unpacked
 from .output import combine_parts, draw_ticket, output_rows_at, publish_parts, write_at
 
 
@@ -52,12 +53,12 @@ def finish_rows(ctx, state, item, exchange, targets):
     publish_parts(ctx, item)
     if item.part.splits == 1:
         for first in gl.static_range(0, kept, block):
-            o, lse = exchanged_rows(exchange, first, config)
-            write_at(ctx, o, lse, targets[first // block])
+            o, denominator = exchanged_rows(ctx, exchange, first)
+            write_at(ctx, o, denominator, targets[first // block])
     else:
         for first in gl.static_range(0, kept, block):
-            o, lse = exchanged_rows(exchange, first, config)
-            store_part(ctx, o, lse, item, first)
+            o, denominator = exchanged_rows(ctx, exchange, first)
+            store_part(ctx, o, denominator, item, first)
         if not config.combine.separate_kernel:
             if draw_ticket(ctx, item):
                 combine_head(ctx, item, targets)
@@ -78,8 +79,9 @@ def output_rows(ctx, item):
 
 
 @gluon.jit
-def exchanged_rows(exchange, first: gl.constexpr, config: gl.constexpr):
-    """(o [4, Dv] normalised, log2 denominator [4]) of rows `first` and on."""
+def exchanged_rows(ctx, exchange, first: gl.constexpr):
+    """(o [4, Dv] normalised, `Denominator` [4]) of rows `first` and on."""
+    config: gl.constexpr = ctx.config
     block: gl.constexpr = combine_block(config.padded_v)[1]
     layout: gl.constexpr = row_layout(config.padded_v)
     rows: gl.constexpr = gl.SliceLayout(1, layout)
@@ -88,8 +90,8 @@ def exchanged_rows(exchange, first: gl.constexpr, config: gl.constexpr):
     l, m = gl.convert_layout(l, rows, True), gl.convert_layout(m, rows, True)
     o = exchange.o.slice(first, block, 0).load(layout)
     some = l != 0
-    o = o * gl.where(some, reciprocal(l), 0.0)[:, None]
-    return o, gl.where(some, m + gl.log2(l), -float("inf"))
+    m = gl.where(some, m * natural_scale(ctx), LOWEST)
+    return o * gl.where(some, reciprocal(l), 0.0)[:, None], Denominator(m, l)
 
 
 @gluon.jit
@@ -105,16 +107,16 @@ def exp2(x):
 
 
 @gluon.jit
-def store_part(ctx, o, lse, item, first: gl.constexpr):
+def store_part(ctx, o, denominator, item, first: gl.constexpr):
     """Write rows `first` and on of this part to its slot."""
     config: gl.constexpr = ctx.config
     partials = ctx.results.partials
     slot = item.part.slot(item.part.number(gl.program_id(0), config.schedule.invariant), config.schedule.invariant).to(
         gl.int64
     )
-    row = first + gl.arange(0, o.shape[0], lse.type.layout)
+    row = first + gl.arange(0, o.shape[0], denominator.l.type.layout)
     col = gl.arange(0, config.padded_v, gl.SliceLayout(0, o.type.layout))
-    gl.store(partials.lse + slot * config.kept_rows + row, lse)
+    gl.store(partials.denominators + slot * config.kept_rows + row, denominator.packed())
     at = partials.o + slot * (config.kept_rows * config.padded_v)
     gl.store(at + (row * config.padded_v)[:, None] + col[None, :], o)
 
@@ -130,42 +132,41 @@ def combine_head(ctx, item, targets):
         combine_parts(ctx, item, 16)
     elif item.part.splits <= combine_block(config.padded_v, short)[0]:  # of wide values fewer than `short`
         for first in gl.static_range(0, kept, block):
-            o, lse = combine_near(ctx, item.part, first)
-            write_at(ctx, o, lse, targets[first // block])
+            o, denominator = combine_near(ctx, item.part, first)
+            write_at(ctx, o, denominator, targets[first // block])
     else:
         combine_parts(ctx, item, 16)
 
 
 @gluon.jit
 def combine_near(ctx, part, first: gl.constexpr):
-    """(o [4, Dv], log2 denominator [4]) of rows `first` and on over all parts of a head, as many as registers hold and
+    """(o [4, Dv], `Denominator` [4]) of rows `first` and on over all parts of a head, as many as registers hold and
     at most `config.combine.short_parts`. Their slots are two apart, but the first part's slot is one after the second
     part's."""
     config: gl.constexpr = ctx.config
     partials = ctx.results.partials
     layout: gl.constexpr = combine_layout(config.padded_v, config.combine.short_parts)
     block: gl.constexpr = combine_block(config.padded_v, config.combine.short_parts)
-    lse_layout: gl.constexpr = gl.SliceLayout(2, layout)
-    split = gl.arange(0, block[0], gl.SliceLayout(1, lse_layout))
-    row = first + gl.arange(0, block[1], gl.SliceLayout(0, lse_layout))[None, :]
+    part_layout: gl.constexpr = gl.SliceLayout(2, layout)
+    split = gl.arange(0, block[0], gl.SliceLayout(1, part_layout))
+    row = first + gl.arange(0, block[1], gl.SliceLayout(0, part_layout))[None, :]
     col = gl.arange(0, config.padded_v, gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
     slots = (2 * part.first_cta).to(gl.int64) * config.kept_rows
     offset = ((2 * split + (split == 0).to(gl.int32)) * config.kept_rows)[:, None]
     there = (split < part.splits)[:, None]
-    lse = gl.load(partials.lse + slots + row + offset, mask=there, other=-float("inf"), cache_modifier=".cg")
+    place = partials.denominators + slots + row + offset
+    each = unpacked(gl.load(place, mask=there, other=NO_KEY, cache_modifier=".cg"))
     first_part = partials.o + slots * config.padded_v + (gl.expand_dims(row * config.padded_v, 2) + col)
     values = gl.load(
         first_part + gl.expand_dims(offset * config.padded_v, 2), mask=gl.expand_dims(there, 2), other=0.0,
         cache_modifier=".cg",
     )  # fmt: skip
-    m = gl.maximum(gl.max(lse, 0), LOWEST)
-    weight = exp2(lse - m[None, :])
+    m = gl.max(each.m, 0)
+    weight = exp2((each.m - m[None, :]) * LOG2_E) * each.l
     l = gl.sum(weight, 0)
     o = gl.sum(values * weight[:, :, None], 0)
-    some = l != 0
-    factor = gl.where(some, reciprocal(l), 0.0)
-    total = gl.where(some, m + gl.log2(l), -float("inf"))
+    factor = gl.where(l != 0, reciprocal(l), 0.0)
     rows: gl.constexpr = row_layout(config.padded_v)
     row_of: gl.constexpr = gl.SliceLayout(1, rows)
     o = gl.convert_layout(o, rows, True) * gl.convert_layout(factor, row_of, True)[:, None]
-    return o, gl.convert_layout(total, row_of, True)
+    return o, Denominator(m, l).to_layout(row_of, True)

@@ -11,6 +11,7 @@ from warpattn.problem.element import Element
 from warpattn.problem.operands import Features
 
 from ...nvidia.arguments import query_pointers
+from ...pieces.combine_config import CombineTile
 from ...pieces.signature import packed_span
 from ..layouts import element_type, tile_layout
 from ..signature import attention_source
@@ -39,10 +40,13 @@ def stream_source(
     return attention_source(kernel, args, config, _packed(features), maps, aligned)
 
 
-def combine_source(args: Mapping[str, Any], config: StreamConfig, features: Features) -> GluonASTSource:
+def combine_source(
+    args: Mapping[str, Any], config: StreamConfig, tile: CombineTile, features: Features
+) -> GluonASTSource:
     """The same for the kernel that adds up parts."""
     features = _packed(features._replace(score=None))
-    return attention_source(decode_combine_kernel, args, config, features, {}, ("out.pointer", "workspace.o"))
+    aligned = ("out.pointer", "workspace.o")
+    return attention_source(decode_combine_kernel, args, config, features, {}, aligned, {"tile": tile})
 
 
 def rows_map(config: StreamConfig, cols: int, element: Element) -> str:

@@ -28,12 +28,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ...nvidia.opaque import hide_from_compiler
 from ...nvidia.pipelines import PipelineState
-from ...pieces.combine import normalise
-from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import SoftmaxState, as_quads, lane_max, lane_sum, pack, rescale, softmax_step, unpack, warp_any
+from ...pieces.modifiers import exponent_scale, natural_scale
+from ...pieces.softmax import (
+    SoftmaxState,
+    as_quads,
+    lane_max,
+    lane_sum,
+    pack,
+    rescale,
+    softmax_finish,
+    softmax_step,
+    unpack,
+    warp_any,
+)
 from ..decode.attend import decode_scores
 from ..decode.context import in_tile, rows_of
-from ..decode.output import publish_parts, write_columns
+from ..decode.output import by_row, publish_parts, write_columns
 from ..decode.schedule import item_at, next_item
 from ..exact_softmax import exact_step
 from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
@@ -239,21 +249,21 @@ def start_scores(ctx, keys):
 def finish_half(ctx, o, softmax, item, half: gl.constexpr):
     """Write half of the columns of an item: O [64, 256] accumulated under a softmax state."""
     config: gl.constexpr = ctx.config
-    factor, lse = normalise(softmax, exponent_scale(ctx))
+    factor, denominator = softmax_finish(softmax, natural_scale(ctx))
     o = rescale(o, factor)
     if config.recomputes:
         marks = lane_sum(as_quads(o * 0.0))
-        if owes_nan(marks, gl.convert_layout(lse, marks.type.layout, assert_trivial=True)):
+        if owes_nan(marks, gl.convert_layout(denominator.l, marks.type.layout, assert_trivial=True)):
             attend_again(ctx, item, half, 1)
         else:
-            write_half(ctx, o, lse, item, half)
+            write_half(ctx, o, denominator, item, half)
     else:
-        write_half(ctx, o, lse, item, half)
+        write_half(ctx, o, denominator, item, half)
 
 
 @gluon.jit
-def write_half(ctx, o, lse, item, half: gl.constexpr):
-    """Write half of the columns of an item [64, 256], normalised; `lse` [64, 4] base 2."""
+def write_half(ctx, o, denominator, item, half: gl.constexpr):
+    """Write half of the columns of an item [64, 256], normalised; `denominator` [64, 4]."""
     config: gl.constexpr = ctx.config
-    lse = gl.convert_layout(gl.max(lse, 1), gl.SliceLayout(1, accumulator_layout(config.half)))
-    write_columns(ctx, o, lse, item, gl.to_tensor(0), half * config.half)
+    denominator = by_row(denominator, accumulator_layout(config.half))
+    write_columns(ctx, o, denominator, item, gl.to_tensor(0), half * config.half)

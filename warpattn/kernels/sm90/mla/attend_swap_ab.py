@@ -16,11 +16,13 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ...nvidia.opaque import hide_from_compiler
 from ...nvidia.pipelines import consumer_state
-from ...pieces.softmax import LOWEST
+from ...pieces.modifiers import natural_scale
+from ...pieces.softmax import LOWEST, finish_rows
 from ..decode.attend import without_hidden
-from ..decode.attend_swap_ab import any_exceeds, exponents, masked_scores, raised, thread_sum
+from ..decode.attend_swap_ab import any_exceeds, masked_scores, raised, thread_sum
 from ..decode.output import combine_item, draw_ticket, publish_parts, write_columns
 from ..decode.schedule import item_at, next_item
+from ..exponents import exponents
 from ..layouts import accumulator_layout, element_type
 from .attend import copy_queries
 from .context import TileSlots, half_tile, rope_tile, tile_slots
@@ -98,13 +100,16 @@ def attend_keys(ctx, state, item, i):
     slots = state.slots
     s = latent_scores(ctx, slots)
     rings.k.consumer_release(slots.rope)
-    x = exponents(ctx, masked_scores(ctx, s, item, i))
+    s = masked_scores(ctx, s, item, i)
     m, l, left, right = state.m, state.l, state.left, state.right
-    if any_exceeds(x - m[None, :]):
-        m, l, alpha = raised(x, m, l)
-        left = left * alpha[None, :]
-        right = right * alpha[None, :]
-    p = gl.exp2(x - m[None, :])
+    x = exponents(ctx, s, m[None, :])
+    if any_exceeds(x):
+        m, l, step = raised(ctx, s, m, l)
+        alpha = gl.exp2(step)[None, :]
+        left = left * alpha
+        right = right * alpha
+        x = exponents(ctx, s, m[None, :])
+    p = gl.exp2(x)
     rings.p.index(0).permute((1, 0)).store(p.to(element_type(config.element)))
     fence_async_shared()
     gl.barrier()
@@ -143,15 +148,14 @@ def finish_columns(ctx, state, item):
     config: gl.constexpr = ctx.config
     publish_parts(ctx, item)
     l = gl.convert_layout(gl.sum(gl.sum(state.l, 1), 0), state.m.type.layout)
-    some = l != 0
-    factor = gl.where(some, 1.0 / l, 0.0)
-    lse = gl.where(some, state.m + gl.log2(l), -float("inf"))
+    factor, denominator = finish_rows(state.m, l, natural_scale(ctx), l != 0)
     if config.latents is None:
-        lse = gl.convert_layout(lse, gl.SliceLayout(1, columns_by_rows(config.rows, config.half)))
-        write_columns(ctx, by_rows(state.left * factor[None, :]), lse, item, gl.to_tensor(0), 0)
-        write_columns(ctx, by_rows(state.right * factor[None, :]), lse, item, gl.to_tensor(0), config.half)
+        rows: gl.constexpr = gl.SliceLayout(1, columns_by_rows(config.rows, config.half))
+        denominator = denominator.to_layout(rows)
+        write_columns(ctx, by_rows(state.left * factor[None, :]), denominator, item, gl.to_tensor(0), 0)
+        write_columns(ctx, by_rows(state.right * factor[None, :]), denominator, item, gl.to_tensor(0), config.half)
     else:
-        finish_blocks(ctx, state, factor, lse, item)
+        finish_blocks(ctx, state, factor, denominator, item)
     if not config.combine.separate_kernel:
         if item.part.splits > 1:
             if draw_ticket(ctx, item):

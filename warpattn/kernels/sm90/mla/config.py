@@ -84,7 +84,6 @@ class MlaConfig(LatentSizes, StreamConfig):
     tiles_outermost: ClassVar[bool] = True
     consumers: ClassVar[int] = HALVES  # warpgroups
     rows: ClassVar[int] = CONSUMER_ROWS  # of a tile of queries
-    combine_columns: ClassVar[int] = 128  # of a program of the combining kernel: 32 parts at once, with 512 columns 8
 
     padded_qk = property(attrgetter("dim_qk"))
     padded_v = property(attrgetter("dim_v"))

@@ -21,10 +21,20 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ...nvidia.opaque import hide_from_compiler
 from ...pieces.softmax import LOWEST
-from ..decode.attend_swap_ab import any_exceeds, exponents, masked_scores, powers, raised, thread_sum
+from ..decode.attend_swap_ab import (
+    any_exceeds,
+    furthest,
+    masked_scores,
+    powers,
+    raised,
+    raised_weights,
+    thread_sum,
+    with_scale,
+)
 from ..decode.context import in_tile, rows_of
 from ..decode.load import block_keys, in_cache
 from ..decode.output import write_columns
+from ..exponents import exponents
 from .context import TileSlots, half_tile, half_words, rope_tile
 from .eight_bit_operands import accumulators, by_rows, in_key_order, key_operand, value_operand
 from .recompute import attend_again, owes_nan
@@ -38,7 +48,7 @@ class NarrowLatents:
     """Loop state of one item."""
 
     o: gl.tuple  # of each block [128, R] fp32, rows in the order of `value_operand`
-    most: gl.tuple  # [R] of each block: reference of its weights
+    most: gl.tuple  # [R] of each block: reference of its weights, above m
     m: gl.tensor  # [R], of the sums
     l: gl.tensor  # [warps, 8, R]
     power: gl.tensor  # [R], of the queries
@@ -110,7 +120,8 @@ def no_narrow_keys(config: gl.constexpr, slots, power):
     m = gl.full([config.rows], LOWEST, gl.float32, gl.SliceLayout(0, layout))
     o = gl.zeros([BLOCK, config.rows], gl.float32, layout)
     l = thread_sum(no_scores(config))
-    return NarrowLatents((o, o, o, o), (m, m, m, m), m, l, power, slots)
+    above = gl.zeros_like(m)
+    return NarrowLatents((o, o, o, o), (above, above, above, above), m, l, power, slots)
 
 
 @gluon.jit
@@ -119,28 +130,24 @@ def attend_narrow_keys(ctx, state, item, i):
     slots = state.slots
     ctx.rings.k.consumer_wait(slots.rope)
     scales = ()
+    v_exponents = ()
     for part in gl.static_range(BLOCKS):
         scales += (block_scales(ctx, slots, part),)
+        v_exponents += (gl.log2(scales[part]),)
     s = narrow_scores(ctx, slots, scales) * state.power[None, :]
     ctx.rings.k.consumer_release(slots.rope)
-    x = exponents(ctx, masked_scores(ctx, s, item, i))
+    s = masked_scores(ctx, s, item, i)
     m, l, o, most = state.m, state.l, state.o, state.most
-    beyond = x - m[None, :]
-    y = ()
+    x = exponents(ctx, s, m[None, :])
+    if any_exceeds(furthest(x, v_exponents, most)):
+        m, l, step = raised(ctx, s, m, l)
+        x = exponents(ctx, s, m[None, :])
+        most, factors = raised_weights(x, v_exponents, most, step)
+        o = scaled_blocks(o, factors)
     for part in gl.static_range(BLOCKS):
-        y += (gl.where(x == -float("inf"), x, x + gl.log2(scales[part])[:, None]),)
-        beyond = gl.maximum(beyond, y[part] - most[part][None, :])
-    if any_exceeds(beyond):
-        m, l, _ = raised(x, m, l)
-        higher = ()
-        for part in gl.static_range(BLOCKS):
-            higher += (gl.maximum(most[part], gl.max(y[part], 0)),)
-        o = scaled_blocks(o, powers(most, higher))
-        most = higher
-    for part in gl.static_range(BLOCKS):
-        weights = gl.exp2(y[part] - most[part][None, :])
+        weights = gl.exp2(with_scale(x, v_exponents[part]) - most[part][None, :])
         ctx.rings.p.index(part).permute((1, 0)).store(weights.to(gl.float16))
-    l = l + thread_sum(gl.exp2(x - m[None, :]))
+    l = l + thread_sum(gl.exp2(x))
     fence_async_shared()
     gl.barrier()
     clear_past_end(ctx, slots, item, i)
@@ -265,24 +272,24 @@ def scaled_blocks(o, factors):
 
 
 @gluon.jit
-def finish_blocks(ctx, state, factor, lse, item):
+def finish_blocks(ctx, state, factor, denominator, item):
     """Write the output's blocks of an item times a factor [R], or attend again if a row owes NaN to a latent."""
     config: gl.constexpr = ctx.config
     if config.recomputes:
         marks = (state.o[0] + state.o[1] + state.o[2] + state.o[3]) * 0.0
-        if owes_nan(marks, lse[None, :]):
+        if owes_nan(marks, denominator.l[None, :]):
             attend_again(ctx, item, 0, 2)
         else:
-            write_blocks(ctx, state, factor, lse, item)
+            write_blocks(ctx, state, factor, denominator, item)
     else:
-        write_blocks(ctx, state, factor, lse, item)
+        write_blocks(ctx, state, factor, denominator, item)
 
 
 @gluon.jit
-def write_blocks(ctx, state, factor, lse, item):
+def write_blocks(ctx, state, factor, denominator, item):
     """Write the output's blocks times a factor [R]."""
+    scaled = scaled_blocks(state.o, powers(state.most))
     for part in gl.static_range(BLOCKS):
-        o = state.o[part] * (factor * gl.exp2(state.most[part] - state.m))[None, :]
-        o = by_rows(o)
-        own = gl.convert_layout(lse, gl.SliceLayout(1, o.type.layout))
+        o = by_rows(scaled[part] * factor[None, :])
+        own = denominator.to_layout(gl.SliceLayout(1, o.type.layout))
         write_columns(ctx, o, own, item, gl.to_tensor(0), part * BLOCK)

@@ -47,7 +47,7 @@ def list_launches(
     attend = Launch("sm90.mla", "sm90", key, source, options(config), choice.grid, args, persistent=True)
     if not config.combine.separate_kernel or partitions(problem, config, choice.grid[0]) == 1:
         return (attend,)
-    return attend, combine_launch(checked, replace(config, own_rope=False, recomputes=False), args)
+    return attend, combine_launch(checked, replace(config, own_rope=False, recomputes=False), args, choice.grid[0])
 
 
 def hiding(checked: CheckedCall, config: MlaConfig) -> tuple[CheckedCall, MlaConfig]:

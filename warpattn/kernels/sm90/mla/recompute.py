@@ -16,12 +16,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ...nvidia.opaque import hide_from_compiler
-from ...pieces.softmax import LOWEST
+from ...pieces.modifiers import natural_scale
+from ...pieces.softmax import LOWEST, finish_rows
 from ..decode.attend import visible_scores
-from ..decode.attend_swap_ab import exponents
 from ..decode.context import Lens, in_tile, matrix, rows_of
 from ..decode.load import in_cache, scale_place
 from ..decode.output import write_columns
+from ..exponents import exponent_step, exponents
 from ..layouts import element_type
 
 KEYS = gl.constexpr(4)  # at once
@@ -43,9 +44,9 @@ def columns_of(column: gl.constexpr, cols: gl.constexpr, layout: gl.constexpr):
 
 
 @gluon.jit
-def owes_nan(marks, lse):
-    """Whether a row has `marks` other than 0 (sums of its output's columns times 0) and an LSE that is a number."""
-    some = (marks != 0) & (lse == lse)
+def owes_nan(marks, l):
+    """Whether a row has `marks` other than 0 (sums of its output's columns times 0) and a sum `l` that is a number."""
+    some = (marks != 0) & (l == l)
     return gl.max(gl.max(some.to(gl.int32), 1), 0) != 0
 
 
@@ -132,10 +133,10 @@ def attend_keys(ctx, item, rows, state, i, part, half: gl.constexpr):
     s = gl.sum(rows.latents[0] * latents[0], 2) + gl.sum(rows.latents[1] * latents[1], 2)
     s += gl.convert_layout(gl.sum(rows.rope * rope, 2), s.type.layout, assert_trivial=True)
     key = part + gl.arange(0, KEYS, gl.SliceLayout(0, s.type.layout))[None, :]
-    x = exponents(ctx, visible_scores(ctx, s, item, i, rows.number, key))
-    m = gl.maximum(state.m, gl.max(x, 1))
-    alpha = gl.exp2(state.m - m)
-    p = gl.exp2(x - m[:, None])
+    s = visible_scores(ctx, s, item, i, rows.number, key)
+    m = gl.maximum(state.m, gl.max(s, 1))
+    alpha = gl.exp2(exponent_step(ctx, state.m, m))
+    p = gl.exp2(exponents(ctx, s, m[:, None]))
     seen = sees(ctx, item, rows.number, first - part + key)
     o = ()
     for at in gl.static_range(len(state.o)):
@@ -201,11 +202,9 @@ def scaled_columns(ctx, item, x, page, row, column: gl.constexpr):
 def write_outputs(ctx, item, state, first, half: gl.constexpr):
     """Write rows `first` and on of the item's tile."""
     config: gl.constexpr = ctx.config
-    some = state.l != 0
-    factor = gl.where(some, 1.0 / state.l, 0.0)
-    lse = gl.where(some, state.m + gl.log2(state.l), -float("inf"))
+    factor, denominator = finish_rows(state.m, state.l, natural_scale(ctx), state.l != 0)
     rows: gl.constexpr = gl.SliceLayout(1, state.o[0].type.layout)
     factor = gl.convert_layout(factor, rows, assert_trivial=True)
-    lse = gl.convert_layout(lse, rows, assert_trivial=True)
+    denominator = denominator.to_layout(rows, True)
     for at in gl.static_range(len(state.o)):
-        write_columns(ctx, state.o[at] * factor[:, None], lse, item, first, (half + at) * config.half)
+        write_columns(ctx, state.o[at] * factor[:, None], denominator, item, first, (half + at) * config.half)

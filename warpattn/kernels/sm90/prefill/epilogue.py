@@ -7,8 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from ...pieces.combine import normalise
-from ...pieces.modifiers import exponent_scale
+from ...pieces.modifiers import natural_scale
 from ...pieces.softmax import softmax_finish
 from ..columns import as_matrices, rescale_columns
 from .context import output_type
@@ -19,27 +18,26 @@ from .packed_rows import row_heads, row_sinks, row_tokens
 
 @gluon.jit
 def store_output(ctx, o, softmax, tile, wg):
-    """Write O [64, Dv] of `tile`, in parts, and, with `has_lse`, LSE [64]; TMA clips rows and columns past the end."""
+    """Write O [64, Dv] of `tile`, in parts, and, with `has_lse`, LSE [64] or, of a part, denominator; TMA clips rows
+    and columns past the end."""
     config: gl.constexpr = ctx.config
-    factor, lse = finish(ctx, softmax, tile)
+    factor, denominator = finish(ctx, softmax, tile)
     o = rescale_columns(o, scaled_factor(ctx, factor, tile))
     row = tile.row + wg * config.wg_tokens
     if ctx.has_lse:
-        store_lse(ctx, lse, tile, row)
+        written = denominator.packed() if ctx.config.split else denominator.lse()
+        store_numbers(ctx, written, tile, row)
     store_columns(ctx, rounded(o, output_type(config)), tile, wg)
 
 
 @gluon.jit
 def finish(ctx, softmax, tile):
-    """(factor of O, LSE) [64, 4] of a tile's rows: with sinks and natural, or of a part of the keys, base 2."""
-    c = exponent_scale(ctx)
-    if ctx.config.split:
-        return normalise(softmax, c)
-    else:
-        sink = 0.0
-        if ctx.has_sinks:
-            sink = row_sinks(ctx.tensors.sinks, tile, softmax.m.type.layout, ctx.config)
-        return softmax_finish(softmax, c, sink, ctx.has_sinks)
+    """(factor of O, `Denominator`) [64, 4] of a tile's rows; sinks join where keys are in no parts."""
+    joins: gl.constexpr = ctx.has_sinks and not ctx.config.split
+    sink = 0.0
+    if joins:
+        sink = row_sinks(ctx.tensors.sinks, tile, softmax.m.type.layout, ctx.config)
+    return softmax_finish(softmax, natural_scale(ctx), sink, joins)
 
 
 @gluon.jit
@@ -52,14 +50,14 @@ def rounded(o, dtype: gl.constexpr):
 
 
 @gluon.jit
-def store_lse(ctx, lse, tile, row):
-    """LSE [64, 4], equal along the second axis, to the tokens from `row` on of the tile's heads, with 64-bit
-    offsets."""
-    lse = gl.max(lse, 1)
-    token = row + row_tokens(lse.type.layout, ctx.config)
-    head = row_heads(tile, lse.type.layout, ctx.config)
+def store_numbers(ctx, numbers, tile, row):
+    """A number of each row [64, 4], equal along the second axis, to the tokens from `row` on of the tile's heads, with
+    64-bit offsets."""
+    numbers = gl.max(numbers, 1)
+    token = row + row_tokens(numbers.type.layout, ctx.config)
+    head = row_heads(tile, numbers.type.layout, ctx.config)
     rows = ctx.work.lse_rows(ctx.tensors.lse, tile, head, token)
-    gl.store(rows, lse, mask=token < ctx.work.lengths(tile).seq_q)
+    gl.store(rows, numbers, mask=token < ctx.work.lengths(tile).seq_q)
 
 
 @gluon.jit

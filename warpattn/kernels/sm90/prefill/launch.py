@@ -39,7 +39,7 @@ def list_launches(
     if choice.partitions == 1:
         return *before, *(attention_launch(checked, x, sequence, choice, first) for first in firsts)
     parts = workspace(problem, choice.partitions, pad_dim(firsts[-1] + choice.config.padded_v), x.q)
-    to_parts = x._replace(out=parts.o, lse=parts.lse)
+    to_parts = x._replace(out=parts.o, lse=parts.denominators)
     blocks = [attention_launch(checked, to_parts, sequence, choice, first) for first in firsts]
     return *before, *blocks, combine_launch("sm90", checked, x, choice.partitions, parts)
 

@@ -46,7 +46,7 @@ def list_launches(
         return *first, *(attention_launch(checked, x, sequence, choice, tiles, column) for column in columns)
     parts = workspace(problem, choice.partitions, pad_dim(columns[-1] + config.padded_v), x.q)
     out = parts.o.flatten(0, 1) if problem.ragged_queries else parts.o
-    to_parts = x._replace(out=out, lse=parts.lse)
+    to_parts = x._replace(out=out, lse=parts.denominators)
     blocks = [attention_launch(checked, to_parts, sequence, choice, tiles, column) for column in columns]
     row_unit = 1 if problem.ragged_queries else problem.seq_q
     listed = ListedRows(ListedArgs(tiles, config.tokens, row_unit), choice.order.blocks)
