@@ -28,7 +28,7 @@ from warpattn.problem.arch import ARCHS
 from warpattn.problem.backward import fitted_gradients
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, is_masked
-from warpattn.runtime.simulate import Options, run_launch
+from warpattn.runtime.simulate import Options, dependent, run_launch
 from warpattn.runtime.simulate import _kernel as compiled
 from warpattn.sequences import Dense
 from warpattn.sim import KnockOut, Report, knock_out, miscount, simulate
@@ -110,7 +110,7 @@ def changed(name: str, change: Any) -> list[KnockOut]:
     grid = (1,) if launch.persistent else launch.grid
 
     def once(module: Any, schedule: str) -> Report:
-        report = simulate(module, grid, launch.args, schedule, step_limit=8_000, first_finding=True)
+        report = simulate(module, dependent(launch, grid), launch.args, schedule, step_limit=8_000, first_finding=True)
         before.restore()
         return report
 

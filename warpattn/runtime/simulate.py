@@ -8,9 +8,11 @@ gets, with the same arguments; only a persistent kernel has fewer programs, whic
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from threading import Lock
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from warpattn.errors import AttentionError
 from warpattn.problem import CheckedCall
@@ -23,7 +25,7 @@ from warpattn.runtime.kernel_cache import require_triton
 from warpattn.runtime.launches import list_launches
 from warpattn.runtime.training.plan import list_backward_launches
 from warpattn.sequences import Dense, Sequence
-from warpattn.sim import Report, SimulationError, simulate
+from warpattn.sim import DependentGrid, Report, SimulationError, simulate
 from warpattn.sim.compile import to_ttgir
 
 PROGRAMS = 4  # of the grid of a persistent kernel: enough for its scheduler to matter, few enough to be quick
@@ -106,10 +108,28 @@ def run_launch(launch: Launch, options: Options) -> Report:
     grid = launch.grid
     if launch.persistent:
         grid = (min(grid[0], max(1, options.programs)), *grid[1:])
+    ordered = dependent(launch, grid)
     try:
-        return simulate(_kernel(launch), grid, launch.args, options.schedule, options.seed, timing=options.timing)
+        return simulate(_kernel(launch), ordered, launch.args, options.schedule, options.seed, timing=options.timing)
     except SimulationError as error:
         raise AttentionError(f"the kernel cannot be simulated: {error}") from error
+
+
+def dependent(launch: Launch, grid: tuple[int, ...]) -> tuple[int, ...] | DependentGrid:
+    """The grid; of a launch with PDL one beside which the preceding kernel may still write any of its tensors: a call
+    promises nothing else."""
+    return DependentGrid(grid, tensors_in(launch.args.values())) if launch.pdl else grid
+
+
+def tensors_in(args: Iterable[Any]) -> list[Tensor]:
+    """All tensors among arguments, also in tuples."""
+    found = []
+    for x in args:
+        if isinstance(x, Tensor):
+            found.append(x)
+        elif isinstance(x, tuple):
+            found += tensors_in(x)
+    return found
 
 
 def run_alone(launch: Launch) -> None:

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 FOLDER = HERE.parents[2] / "bench" / "results"
 CHARTED = "H200"
 RECORDS = {
-    CHARTED: ("2026-11-23-engine-latent.json", "2026-11-27-engine.json"),
+    CHARTED: ("2026-11-27-engine.json", "2026-11-27-engine-gpt-oss.json", "2026-11-27-engine-latent.json"),
     "H100": ("2026-11-26-engine.json", "2026-11-26-engine-latent.json"),
 }
 PAGE = HERE.parents[2] / "docs" / "integrations" / "vllm.md"

@@ -21,7 +21,7 @@ from warpattn.problem.operands import Operands
 from warpattn.problem.problem import Call
 from warpattn.runtime.launches import list_launches
 from warpattn.runtime.plan import plan
-from warpattn.runtime.simulate import Options, run_launch, traced
+from warpattn.runtime.simulate import Options, dependent, run_launch, traced
 from warpattn.sim import Report, simulate
 
 SCHEDULES = [("eager", 0), ("lazy", 0), ("adversarial", 0), ("random", 0), ("random", 1)]
@@ -160,7 +160,7 @@ def knocking(launch: Launch):
 
     def once(module: object, schedule: str) -> Report:
         grid = (min(2, launch.grid[0]),) if launch.persistent else launch.grid
-        return simulate(module, grid, launch.args, schedule, step_limit=20_000, first_finding=True)
+        return simulate(module, dependent(launch, grid), launch.args, schedule, step_limit=20_000, first_finding=True)
 
     return compiled(launch), once, reviewed([*REDUNDANT, FIRST])
 

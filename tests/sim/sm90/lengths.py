@@ -15,6 +15,7 @@ from warpattn.problem import Call, CheckedCall, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, fitted
+from warpattn.runtime.simulate import dependent
 from warpattn.sim import Report, simulate
 from warpattn.sim.compile import ARCHS as COMPILED
 from warpattn.sim.compile import to_ttgir
@@ -64,7 +65,7 @@ def run(
     for step in list_launches(ready, operands, x.sequence, in_parts(ready, parts)):
         grid = (min(step.grid[0], programs),) if step.persistent else step.grid
         changed = attention if step.persistent else None
-        reports.append(simulate(changed or kernel(step), grid, step.args, **options))
+        reports.append(simulate(changed or kernel(step), dependent(step, grid), step.args, **options))
     for margins in (around, around_lse):
         assert margins[:MARGIN].isnan().all() and margins[-MARGIN:].isnan().all(), "neighbours are left alone"
     return out, lse, reports

@@ -17,8 +17,9 @@ from warpattn.problem.arch import compile_options, triton_target
 from warpattn.problem.element import element_of
 from warpattn.problem.operands import Features, Operands, flat
 from warpattn.reference import reference
+from warpattn.runtime.simulate import tensors_in
 from warpattn.scores import Score
-from warpattn.sim import Report, simulate
+from warpattn.sim import DependentGrid, Report, simulate
 from warpattn.sim.compile import to_ttgir
 
 _built: dict[Any, Any] = {}
@@ -100,7 +101,8 @@ def simulated(case: Case, programs: int = 2, kernel: Any = None, **options: Any)
     lse = torch.full((1, case.heads, case.seq_q), float("nan"))
     args = case.arguments(Operands(q, k, v, out, lse, sinks))
     grid = min(programs, args["shape"].m_tiles * case.heads // case.packed)
-    report = simulate(case.kernel() if kernel is None else kernel, (grid,), args, **options)
+    ordered = DependentGrid((grid,), tensors_in(args.values()))
+    report = simulate(case.kernel() if kernel is None else kernel, ordered, args, **options)
     expected, expected_lse = reference(q, k, v, mask=case.mask, score=case.score, sinks=sinks)
     assert args["counter_ptr"].item() == 0 or not report.clean, "the tile counter is left as it was found"
     return report, error(out.float(), expected), error(lse, expected_lse)

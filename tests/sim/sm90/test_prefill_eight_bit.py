@@ -29,7 +29,7 @@ from warpattn.problem.launch import DEFAULT_OPTIONS
 from warpattn.problem.operands import Operands
 from warpattn.quantized import dequantized, granularity
 from warpattn.reference import reference
-from warpattn.runtime.simulate import Options, traced
+from warpattn.runtime.simulate import Options, dependent, traced
 from warpattn.sequences import Dense, PagedKV, Sequence
 from warpattn.sim import knock_out
 
@@ -206,7 +206,8 @@ def test_it_needs_its_synchronisation(name):
 
     def once(module, schedule):
         wa.sim.simulate(kernel(first), first.grid, first.args)  # a changed kernel may leave the tile counter anywhere
-        return wa.sim.simulate(module, (1,), step.args, schedule=schedule, step_limit=20_000, first_finding=True)
+        grid = dependent(step, (1,))
+        return wa.sim.simulate(module, grid, step.args, schedule=schedule, step_limit=20_000, first_finding=True)
 
     def first_pass(op):
         """The second pass, which does nothing here, has cases of its own in tests/full/test_sm90_knockout.py."""

@@ -22,7 +22,7 @@ from warpattn.kernels.sm90.select import list_launches
 from warpattn.problem import Call, validate
 from warpattn.problem.launch import DEFAULT_OPTIONS
 from warpattn.problem.operands import Operands
-from warpattn.runtime.simulate import Options, run_launch, traced
+from warpattn.runtime.simulate import Options, dependent, run_launch, traced
 
 SAME_HEADS = wa.Causal() & wa.SlidingWindow(100)
 
@@ -134,7 +134,8 @@ def test_it_needs_its_synchronisation():
     def once(module, schedule):
         for step in steps:
             step.args["counter_ptr"].zero_()  # a changed kernel may leave it anywhere
-            report = wa.sim.simulate(module, (1,), step.args, schedule=schedule, step_limit=20_000, first_finding=True)
+            grid = dependent(step, (1,))
+            report = wa.sim.simulate(module, grid, step.args, schedule=schedule, step_limit=20_000, first_finding=True)
             if not report.clean:
                 break
         return report

@@ -23,6 +23,7 @@ from warpattn.kernels.sm90.select import list_launches
 from warpattn.problem import Call, validate
 from warpattn.problem.launch import DEFAULT_OPTIONS
 from warpattn.problem.operands import Operands
+from warpattn.runtime.simulate import dependent
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LENGTHS = (90, 60)
@@ -170,7 +171,8 @@ def test_it_needs_its_synchronisation(per):
 
     def once(module, schedule):
         wa.sim.simulate(kernel(first), first.grid, first.args)  # a changed kernel may leave the tile counter anywhere
-        return wa.sim.simulate(module, (1,), step.args, schedule=schedule, step_limit=20_000, first_finding=True)
+        grid = dependent(step, (1,))
+        return wa.sim.simulate(module, grid, step.args, schedule=schedule, step_limit=20_000, first_finding=True)
 
     results = knocked_out(built(step), once, reviewed([*SM90_PREFILL, FIRST]))
     assert sum(found.noticed for found in results) > 0.8 * len(results)

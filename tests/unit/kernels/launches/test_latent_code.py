@@ -24,7 +24,7 @@ from warpattn.sequences.paged import PagedKV
 # Heads; whether latents have 8 bits; of each warpgroup's loop over key tiles the instructions, with a margin of one in
 # fifty, and the spilled registers that it reads. Triton 3.9.0.
 LOOPS = {
-    "few rows, 8 bits": (8, True, [(1925, 1)]),
+    "few rows, 8 bits": (8, True, [(1925, 8)]),
     "many rows": (128, False, [(745, 1), (695, 1)]),
     "many rows, 8 bits": (128, True, [(745, 1), (695, 1)]),
 }

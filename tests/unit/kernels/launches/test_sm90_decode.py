@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.launches import SmallCall, small_call
-from warpattn.kernels.sm90.decode.choice import choose
+from warpattn.kernels.sm90.decode.choice import choose, head_rows
 from warpattn.kernels.sm90.decode.config import Combine, with_fields
-from warpattn.kernels.sm90.decode.launch import PROGRAMS, features_of, head_rows, list_launches, workspace
+from warpattn.kernels.sm90.decode.launch import PROGRAMS, features_of, list_launches, workspace
 from warpattn.kernels.sm90.mla.config import choose as choose_latent
 from warpattn.kernels.sm90.mla.launch import list_launches as mla_launches
 from warpattn.problem import Call, validate

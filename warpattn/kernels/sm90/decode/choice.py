@@ -35,7 +35,7 @@ SWAP_AB_COLUMNS = (8, 16)  # of products with keys on the left; values must fill
 EIGHT_BIT_COLUMNS = (8, 16, 32)
 EIGHT_BIT_TILE = 16 * 1024  # bytes of K
 TILE_BYTES = 32 * 1024  # of K: with less, a warpgroup meets its barriers too often
-COMBINED_ROWS = 192  # of a head's parts: of more, a second launch takes less time than one CTA (bench/notes.md 232)
+COMBINED = 24 * 1024  # numbers of a head's parts: of more, a second launch takes less time (bench/notes.md 232)
 OVERHEAD = 1  # units of a head beside its keys where lengths may differ
 LONG = 8 << 20  # bytes of keys and values of a CTA from which it is better alone on its SM to the end
 SHORT = 1 << 20  # the same up to which many prefetches would delay the preceding kernel
@@ -237,7 +237,8 @@ def arranged(config: DecodeConfig, problem: Problem, grid: int) -> DecodeConfig:
         combine = replace(combine, short_parts=short_parts(even_cut(heads, grid).splits, config))
     elif config.rows > SWAP_AB_COLUMNS[-1]:
         combine = replace(combine, short_parts=0)
-    combine = replace(combine, separate_kernel=combined_rows(problem, config, grid) > COMBINED_ROWS)
+    apart = head_rows(problem) > SWAP_AB_COLUMNS[-1] or combined(problem, config, grid) > COMBINED
+    combine = replace(combine, separate_kernel=apart)
     interleave = uniform and not combine.separate_kernel and interleaves(heads, grid)
     return replace(config, combine=combine, schedule=replace(config.schedule, interleave_heads=interleave))
 
@@ -300,6 +301,11 @@ def row_tiles(problem: Problem) -> int:
     return -(-problem.seq_q * problem.heads_q // problem.heads_kv // rows)
 
 
+def head_rows(problem: Problem) -> int:
+    """Rows of queries of a row tile."""
+    return min(CONSUMER_ROWS, problem.seq_q * problem.heads_q // problem.heads_kv)
+
+
 def head_tiles(problem: Problem) -> int:
     """Row tiles of all key heads of the batch: heads, if each has one."""
     return problem.batch * row_tiles(problem) * problem.heads_kv
@@ -359,12 +365,11 @@ def _before_wait(overlap: Overlap) -> str:
     return f", and {' and '.join(reads)} before they wait for its end" if reads else ", and wait for its end"
 
 
-def combined_rows(problem: Problem, config: StreamConfig, grid: int) -> int:
-    """Rows of all parts of a head, about: as many parts as CTAs that a head keeps busy."""
+def combined(problem: Problem, config: StreamConfig, grid: int) -> int:
+    """Numbers of all parts of a head, about: as many parts as CTAs that a head keeps busy."""
     most = problem.seq_k if config.schedule.invariant else -(-grid // head_tiles(problem)) + 1
     parts = min(partitions(problem, config, grid), most)
-    rows = min(CONSUMER_ROWS, problem.seq_q * problem.heads_q // problem.heads_kv)
-    return parts * rows
+    return parts * head_rows(problem) * config.padded_v
 
 
 def _same_span(reads: Reads) -> bool:

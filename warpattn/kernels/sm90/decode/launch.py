@@ -23,9 +23,8 @@ from warpattn.sequences import PagedKV, PagedRagged, Sequence
 from ...nvidia.arguments import strided
 from ...pieces.combine_config import MOST_COLUMNS, CombineTile, allocate_parts, combine_tile
 from ..large_scores import programs
-from ..prefill.config import CONSUMER_ROWS
 from .arguments import ColumnScaledRows, DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledQueries, ScaledRows
-from .choice import even_cut, head_tiles, partitions, row_tiles
+from .choice import even_cut, head_rows, head_tiles, partitions, row_tiles
 from .config import DecodeConfig, StreamConfig
 
 COMBINE_ARGUMENTS = ("out", "keys", "workspace", "lse_ptr", "sinks_ptr", "shape", "mask_args")
@@ -84,11 +83,6 @@ def options(config: DecodeConfig) -> dict[str, Any]:
     """Options of triton.compile."""
     more = {"maxnreg": config.max_registers} if config.ctas > 1 else {}
     return compile_options(config.attending_warps, **more)
-
-
-def head_rows(problem: Problem) -> int:
-    """Rows of queries of a row tile."""
-    return min(CONSUMER_ROWS, problem.seq_q * problem.heads_q // problem.heads_kv)
 
 
 def workspace(problem: Problem, choice: Choice, rows: int, device: torch.device) -> PartialResults:

@@ -14,8 +14,8 @@ from warpattn.sequences.latent import LatentPages
 
 from ...nvidia.arguments import LatentQueryArgs, strided
 from ..decode.arguments import ColumnScaledRows, MappedLatents, MappedRows
-from ..decode.choice import partitions
-from ..decode.launch import arguments, combine_launch, features_of, head_rows, options, workspace
+from ..decode.choice import head_rows, partitions
+from ..decode.launch import arguments, combine_launch, features_of, options, workspace
 from .config import MlaConfig
 
 

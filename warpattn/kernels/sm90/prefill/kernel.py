@@ -8,6 +8,7 @@ warpgroup 0        at the end: tiles that met values of NaN again     (nonfinite
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ...nvidia.opaque import hide_from_compiler
 from ...pieces.modifiers import modifiers
@@ -75,9 +76,12 @@ def prefill_kernel(
     keys, values = KeyRows(k_maps, 0), value_source(v_maps, config)
     tensors = Tensors(q_maps, keys, values, o_maps, lse_ptr, sinks_ptr, counter_ptr, config.first_value)
     fields: gl.constexpr = SPLIT_TILE_FIELDS if config.split else TILE_FIELDS
-    rings, scores = make_rings(config, fields), softmax_scale(scale, config)
-    ctx = Context(tensors, rings, work, mods, scores, scale, config, has_sinks, has_lse)
+    rings = make_rings(config, fields)
     fence_async_shared()  # TMA sees the new barriers
+    gdc_wait()  # the preceding kernel has ended, and all before it: from here on the next one may start
+    if not config.split:  # a combining kernel would gather on the few SMs that are idle
+        gdc_launch_dependents()
+    ctx = Context(tensors, rings, work, mods, softmax_scale(scale, config), scale, config, has_sinks, has_lse)
     start_roles(ctx)
 
 

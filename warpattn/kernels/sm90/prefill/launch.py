@@ -70,7 +70,7 @@ def attention_launch(
     shared = config.shares_code(is_masked(problem), sees_first_keys(problem) and problem.seq_k >= LONG_ROWS)
     return Launch(
         "sm90.prefill", "sm90", (config, features.key, shared), source, options(config), choice.grid, args,
-        persistent=True, tile_counter="counter_ptr", l2_promotion=256, shared_code=shared,
+        persistent=True, pdl=True, tile_counter="counter_ptr", l2_promotion=256, shared_code=shared,
     )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ class VarlenOrder:
     """How the scheduler numbers output tiles: sections of heads, longest tile of all sequences first."""
 
     blocks: int  # query blocks at most
-    candidates: int  # places where a query block may begin, see pieces/order_kernel.py
+    candidates: int  # places where a query block may begin, see nvidia/order_kernel.py
     section: int  # query heads whose tiles the scheduler hands out together
 
 

@@ -1,6 +1,6 @@
 """Hopper prefill of ragged batches and paged caches: the dense kernel's roles on tiles that carry their lengths.
 
-order_kernel           lengths ──▶ list of query blocks, longest first        (pieces/order_kernel.py)
+order_kernel           lengths ──▶ list of query blocks, longest first        (nvidia/order_kernel.py)
 prefill_varlen_kernel  the roles of prefill/: load, attend, epilogue, with
     VarlenScheduler    tiles from the list                                    (pieces/scheduler_varlen.py)
     SplitVarlenScheduler  or parts of them                                    (parts.py)
@@ -11,6 +11,7 @@ prefill_varlen_kernel  the roles of prefill/: load, attend, epilogue, with
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.language.extra.cuda import gdc_wait
 
 from ...nvidia.clipped_rows import ClippedColumns
 from ...pieces.modifiers import modifiers
@@ -94,17 +95,18 @@ def prefill_varlen_kernel(
     `k_source` and `v_source` are each a `ClippedMap`, or a `StridedRows` if `config.box` is 0; `shape` is a
     `VarlenShape`; `list_ptr` points to the list of order_kernel. Grid: any number of CTAs up to the number of tiles.
     """
+    fields: gl.constexpr = SPLIT_VARLEN_FIELDS if config.tiles.split else VARLEN_TILE_FIELDS
+    rings = make_rings(config.tiles, fields, clipped=True)
+    fence_async_shared()  # TMA sees the new barriers
+    gdc_wait()
     work = work_of(shape, list_ptr, config)
     k, v = key_sources(k_source, v_source, Table(table_ptr, shape.table_stride, shape.pages, config.page_size), config)
     q = ClippedColumns(q_maps, shape.q_step, shape.q_unit, 0)
     o = ClippedColumns(o_maps, shape.o_step, shape.o_unit, config.tiles.first_value)
     tensors = VarlenTensors(q, k, v, o, lse_ptr, sinks_ptr, list_ptr + COUNTER)
     mods = modifiers(functions, mask_args, score_args)
-    fields: gl.constexpr = SPLIT_VARLEN_FIELDS if config.tiles.split else VARLEN_TILE_FIELDS
-    rings = make_rings(config.tiles, fields, clipped=True)
     scores = softmax_scale(scale, config.tiles)
     ctx = Context(tensors, rings, work, mods, scores, scale, config.tiles, has_sinks, has_lse)
-    fence_async_shared()  # TMA sees the new barriers
     if gl.program_id(0) < work.total():  # the host makes the grid without the lengths
         start_roles(ctx)
 

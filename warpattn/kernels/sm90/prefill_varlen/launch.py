@@ -73,7 +73,8 @@ def order_launch(
         return order_source(args, order_tiles, mask)
 
     grid = (max(1, -(-candidates // PROGRAM_BLOCKS)),)
-    return Launch("sm90.order", "sm90", (order_tiles, mask.key), source, compile_options(ORDER_WARPS), grid, args)
+    key, options = (order_tiles, mask.key), compile_options(ORDER_WARPS)
+    return Launch("sm90.order", "sm90", key, source, options, grid, args, pdl=True)
 
 
 def attention_launch(
@@ -113,7 +114,7 @@ def attention_launch(
     shared = config.tiles.shares_code(is_masked(problem))
     return Launch(
         "sm90.prefill_varlen", "sm90", (config, features.key, shared), source, compile_options(), choice.grid, args,
-        persistent=True, shared_code=shared,
+        persistent=True, pdl=True, shared_code=shared,
     )  # fmt: skip
 
 

@@ -12,10 +12,11 @@ at a time. That is quadratic in the number of blocks, and needs neither atomics 
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from . import scheduler_sizes
-from .scheduler_varlen import BLOCKS, COUNTER, RECORD
-from .span import tile_span
+from ..pieces import scheduler_sizes
+from ..pieces.scheduler_varlen import BLOCKS, COUNTER, RECORD
+from ..pieces.span import tile_span
 
 OWN = gl.constexpr(scheduler_sizes.PROGRAM_BLOCKS)  # candidates of a program
 OTHERS = gl.constexpr(256)  # candidates that they are compared with at a time
@@ -70,8 +71,11 @@ def order_kernel(
 ):  # fmt: skip
     """Write the list. `shape` is an `OrderShape`; `span` is that of `Modifiers`.
 
-    Grid: `OWN` of the candidates a program; a program without a candidate writes no record.
+    Grid: `OWN` of the candidates a program; a program without a candidate writes no record. The
+    attention kernel, which comes next, starts meanwhile (PDL).
     """
+    gdc_wait()
+    gdc_launch_dependents()  # of all kernels before this one none runs any more
     lengths = Lengths(q_ptr, k_ptr, shape.batch, shape.seq_q, shape.most_k, shape.least_q, ragged_q, ragged_k)
     number = gl.program_id(0) * OWN + gl.arange(0, OWN, DOWN)
     b, row = find_block(number, lengths, block_m)
