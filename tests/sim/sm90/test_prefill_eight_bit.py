@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 import warpattn as wa
 from tests.drawn import drawn, in_turn
 from tests.oracle import poisoned
-from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
+from tests.sim.knocking import SM90_PREFILL, first_pass, knocked_out, reviewed
 from tests.sim.sm90.decode import Decode, tensors
 from tests.sim.sm90.decoding.test_decode import SCHEDULES
 from tests.sim.sm90.lengths import kernel
@@ -208,10 +208,6 @@ def test_it_needs_its_synchronisation(name):
         wa.sim.simulate(kernel(first), first.grid, first.args)  # a changed kernel may leave the tile counter anywhere
         grid = dependent(step, (1,))
         return wa.sim.simulate(module, grid, step.args, schedule=schedule, step_limit=20_000, first_finding=True)
-
-    def first_pass(op):
-        """The second pass, which does nothing here, has cases of its own in tests/full/test_sm90_knockout.py."""
-        return not any(frame.file.endswith(("recompute.py", "nonfinite.py")) for frame in op.frames)
 
     def change(module, run):
         return knock_out(module, run, only=first_pass)

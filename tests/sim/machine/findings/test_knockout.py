@@ -1,7 +1,6 @@
 """Each synchronising operation is needed, or stands in a reviewed list with the reason why it can go."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from triton.experimental.gluon import language as gl
 
 from tests.drawn import drawn
 from tests.sim.builds import compiled
-from tests.sim.knocking import LATER, SM90_PREFILL, knocked_out, reviewed
+from tests.sim.knocking import LATER, SM90_PREFILL, first_pass, knocked_out, reviewed
 from tests.sim.machine.kernels import gluon as gluon_kernels
 from tests.sim.sm90.prefill import Case, simulated
 from warpattn.masks import Causal
@@ -37,11 +36,6 @@ FORMS = {
 }
 
 
-def of_the_loop(op: Any) -> bool:
-    """Not of tiles that are computed anew: tests/full/test_sm90_knockout.py takes those out."""
-    return not any(frame.file.endswith(("/nonfinite.py", "/recompute.py")) for frame in op.frames)
-
-
 @pytest.mark.parametrize("form", drawn(FORMS, ["128"]))
 def test_the_prefill_kernel_needs_its_synchronisation(form):
     case = Case(780, 780, heads=2, mask=Causal(), **FORMS[form])
@@ -58,7 +52,7 @@ def test_the_prefill_kernel_needs_its_synchronisation(form):
 
     before = {"80, products in turn": [V_BEFORE], "512 and 256": [K_BEFORE]}
     why = reviewed([*ROWS, *before.get(form, [])])
-    results = knocked_out(case.kernel(), once, why, change=lambda kernel, run: knock_out(kernel, run, of_the_loop))
+    results = knocked_out(case.kernel(), once, why, change=lambda kernel, run: knock_out(kernel, run, first_pass))
     assert len(results) > 50
     assert sum(found.noticed for found in results) > 0.8 * len(results)
 
