@@ -46,9 +46,9 @@ DECODE = """What the numbers do not show by themselves:
   1.01 to 1.02 on another H200 ([bench/notes.md](../bench/notes.md)).
 - A settled cache is a promise about the preceding kernel ([decode on Hopper](kernels/sm90.md)). Launches then
   overlap, which is how one can take less time than a kernel that only reads.
-- Latent attention (`mla`) was slower than FlashInfer's faster kernel where batches are large, above all with 128 heads. Since
-  then 128 × 4k and 32 × 16k take 311 and 305 µs with 128 heads, 1 × 64k 27.7 with 16 (H200, 2026-11-27, notes 232;
-  FlashInfer was not beside them).
+- Latent attention (`mla`) was slower than FlashInfer's faster kernel where batches are large, above all with 128 heads.
+  Since then 128 × 4k and 32 × 16k take 311 and 305 µs with 128 heads, 1 × 64k 27.7 with 16 (H200, 2026-11-27, notes
+  232; FlashInfer was not beside them).
 """
 
 HOST = """A step of a `DecodePlan` costs 9 to 12 µs on the host and allocates nothing, `append_paged` 11 to 14 µs
