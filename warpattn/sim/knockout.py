@@ -75,15 +75,19 @@ def knock_out(
     return list(_changed(kernel, run, lambda op: [deleted] if op.name != "ttng.init_barrier" and only(op) else []))
 
 
-def loosen_waits(kernel: Any, run: Callable[[Module], Report], groups: Sequence[int] = (1, 2, ANY)) -> list[KnockOut]:
+def loosen_waits(
+    kernel: Any, run: Callable[[Module], Report], groups: Sequence[int] = (1, 2, ANY),
+    only: Callable[[Op], bool] = lambda op: True,
+) -> list[KnockOut]:  # fmt: skip
     """Run the kernel once with each wait that counts groups of asynchronous work leaving so many more under way, or any
     number of them.
 
-    These are waits for cp.async and copies to LDS, TMA stores and wgmma. run, results and errors as for `knock_out`.
+    These are waits for cp.async and copies to LDS, TMA stores and wgmma. run, only, results and errors as for
+    `knock_out`.
     """
 
     def changes(op: Op) -> Iterator[Change]:
-        if _GROUPS.search(op.text):
+        if _GROUPS.search(op.text) and only(op):
             for n in groups:
                 yield Change(f"looser by {'any number' if n == ANY else n}", _respelled(_GROUPS, n))
 

@@ -59,11 +59,7 @@ FIRST = ("ttng.arrive_barrier", "q_state = load_q(ctx, producer_state(", "progra
 reason = reviewed([*SM90_PREFILL, FIRST])
 
 
-CHANGES = {
-    "knock_out": partial(knock_out, only=first_pass),
-    "miscount": partial(miscount, only=first_pass),
-    "loosen_waits": loosen_waits,
-}
+CHANGES = {way.__name__: partial(way, only=first_pass) for way in (knock_out, miscount, loosen_waits)}
 
 
 def changed(case: Case, parts: int, change: Any) -> list[KnockOut]:
