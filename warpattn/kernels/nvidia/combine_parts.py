@@ -1,7 +1,7 @@
 """Second kernel of a split of prefill: the parts of every row become its output and its LSE.
 
       workspace   o [part, row, column] fp32, normalised over the part's keys      row = (batch, query, head)
-                  denominators [part, row], packed; 0 where the part saw no key
+                  denominators [part, row], packed; `NO_KEY` where the part saw no key
 
 The sink of a head joins here, once a row. Several rows a warp and all parts of a row in one thread: see combine.py. The
 launch overlaps the end of the one before (PDL).
