@@ -216,9 +216,14 @@ def test_gradients_of_large_scores(arch):
 
 @pytest.mark.parametrize("arch", drawn(ARCHS, ["sm90"]))
 def test_scales_of_values_beside_large_scores(arch):
-    """Where a value's scale is part of its weight's exponent, a score beyond 2^24 leaves it no digit."""
+    """Where a value's scale is part of its weight's exponent, as on Hopper, a score beyond 2^24 leaves it no digit; the
+    others round a value with its scale to bf16."""
+    stored = torch.float8_e4m3fnuz if arch == "gfx942" else torch.float8_e4m3fn
     q, k, v = torch.zeros(1, 1, 8, 64), torch.zeros(1, 300, 1, 64), torch.randn(1, 300, 1, 64)
     q[..., 0], k[..., 0], v = 1.0, 3.0, v * torch.logspace(-3, 3, 300)[:, None, None]
-    call = q.bfloat16(), wa.quantize(k, per="token"), wa.quantize(v, per="token")
+    call = q.bfloat16(), wa.quantize(k, stored, per="token"), wa.quantize(v, stored, per="token")
     out = wa.attention(*call, score=wa.SoftCap(1e30), scale=1e30, backend=f"simulate:{arch}")
-    torch.testing.assert_close(out, wa.attention(*call, score=wa.SoftCap(1e30), scale=1e30), atol=4e-3, rtol=8e-3)
+    expected = wa.attention(*call, score=wa.SoftCap(1e30), scale=1e30)
+    assert float((out - expected).float().norm() / expected.float().norm()) < 2.0**-7
+    if arch == "sm90":
+        torch.testing.assert_close(out, expected, atol=4e-3, rtol=8e-3)
