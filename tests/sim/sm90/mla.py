@@ -115,20 +115,18 @@ def run(case: Latent, programs: int = 2, kernel: Any = None, first: Inputs | Non
     return Ran(report, out, lse, error(out.float(), want.float()), error(lse, want_lse), tickets)
 
 
-WAIT, TAKEN = "    ctx.rings.keys.consumer_wait(keys)", "o, softmax = take_mark(ctx, state,"
 CLEARED = "attend_swap_ab.py:    left = without_hidden(ctx, left, half_tile(ctx, slots.left), item, i, 1)"
-ROTARY = "load_swap_ab.py:    load_boxes(ctx, k, ctx.rings.k, slots.rope, item, boxes, "
-ROTARY += "config.rope_bytes, config.rope_column)"
+ROTARY = "load.py:        load_rope(ctx, slots.rope, item, boxes)"
+NARROW_ROTARY = "        full = ctx.rings.k.producer_acquire(slots.rope)"
 
 # Of knock-outs: operation, what is in its lines of Python (file and text), why it can go.
 REDUNDANT = [
     ("ttng.fence_async_shared", ("kernel.py:    fence_async_shared()",), "for new barriers and TMA: not modelled"),
-    *(
-        ("ttng.wait_barrier", (f"attend.py:{WAIT}", f"attend.py:{caller}"), "their maker has waited for it")
-        for caller in (f"        {TAKEN} number - 1, half)", f"    {TAKEN} number, half)")
-    ),
+    ("ttng.wait_barrier", ("attend.py:    rings.v.consumer_wait(slot)",), "the probabilities' maker has waited for it"),
     ("ttng.fence_async_shared", (CLEARED, "finite.py:    fence_async_shared()"), "the right half's follows"),
     ("ttng.wait_barrier", (ROTARY,), "of the tile that had the slot, a half was given back since"),
+    ("ttng.wait_barrier", ("eight_bit.py:    full = ctx.rings.v.producer_acquire(slot)",), "the rotary part's precedes it"),
+    ("ttng.wait_barrier", (f"eight_bit.py:{NARROW_ROTARY}",), "both halves were given back after the probabilities"),
 ]
 
 

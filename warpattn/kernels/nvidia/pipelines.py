@@ -121,16 +121,16 @@ def empty_arrivals(topology, name):
 @gluon.jit
 def make_pipeline(
     smem, arrivals: gl.constexpr, stages: gl.constexpr, parts: gl.constexpr = 1, more: gl.constexpr = 0,
-    fills: gl.constexpr = 1,
+    fills: gl.constexpr = 1, arrivals_of_more: gl.constexpr = 1,
 ):  # fmt: skip
     """A ring over `smem` [stages * parts, ...] with initialised barriers: full completes on `fills` arrivals, one and
-    its bytes for TMA; empty on `arrivals`, one of each consumer warp. `more` barriers of one arrival follow."""
+    its bytes for TMA; empty on `arrivals`, one of each consumer warp. `more` barriers of `arrivals_of_more` follow."""
     bars = mbarrier.allocate_mbarrier(batch=2 * stages + more)
     for i in gl.static_range(stages):
         mbarrier.init(bars.index(i), count=fills)
         mbarrier.init(bars.index(stages + i), count=arrivals)
     for i in gl.static_range(more):
-        mbarrier.init(bars.index(2 * stages + i), count=1)
+        mbarrier.init(bars.index(2 * stages + i), count=arrivals_of_more)
     return StagedPipeline(smem, bars, stages, parts, 1)
 
 

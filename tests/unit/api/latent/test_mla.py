@@ -97,11 +97,12 @@ def test_dense_keys_are_planned_however_few(seq_k):
     assert "2 heads of 2 row tiles" in str(found) and "latents are read once" in str(found)
 
 
-def test_shared_memory_holds_four_tiles():
+def test_shared_memory_holds_two_tiles():
     config = choose_tiles(BF16, 64)
-    assert config.smem_bytes == (64 + 4 * 32) * 576 * 2 + 6 * 64 * 4 * 4 + (8 + 2 + 1) * 8
-    assert config.smem_bytes + SLACK <= SMEM_LIMIT < config.smem_bytes + config.tile_bytes
-    assert config.topology.registers <= 384 * 168 and config.topology.threads == 384
+    factors, sums, barriers = 2 * 64 * 4 * 4, 2 * 64 * 4 * 4, 2 * (2 + 4 + 2 + 1) + 1
+    assert config.smem_bytes == (64 + 2 * 64) * 576 * 2 + factors + sums + barriers * 8
+    assert config.smem_bytes + SLACK <= SMEM_LIMIT < config.smem_bytes + config.half_bytes
+    assert config.topology.registers <= 512 * 128 and config.topology.threads == 512
 
 
 def test_shared_memory_holds_two_tiles_and_a_half_with_swap_ab():
@@ -172,8 +173,8 @@ def compiled(page: int):
 
 
 # Pages and the bytes of stack that the compiler spills to, Triton 3.9.0: with TMA through pages, numbers that an item
-# needs once and up to three words around the mask of a tile; with pages of 16 the two registers of the L2 policy too.
-STACK = {0: 0, 3: 0, 16: 72, 64: 56}
+# needs once, in no loop over key tiles; four boxes of pages of 16 keys have more of them.
+STACK = {0: 0, 3: 0, 16: 120, 64: 24}
 
 
 @pytest.mark.full
@@ -188,9 +189,7 @@ def test_machine_code(page):
     assert resources(kernel.asm["cubin"]).stack <= STACK[page]
     assert role_faults(kernel.asm) == []
     assert counts["HMMA"] == 0, "every product is a warpgroup product"
-    scores, values = DIM // 16, config.block_n // 16
-    most = config.consumers * (2 * scores + 4 * values)
-    assert most - 4 <= counts["HGMMA"] <= most, "first and later tiles, the other one's, the last; ends may merge"
+    assert counts["HGMMA"] == DIM // 16 + DIM_V // 128 * config.block_n // 16, "each product once"
     copies = 0 if config.gathers else config.boxes * DIM // 64
     assert counts["UTMALDG"] == copies, "a copy moves 64 columns, and no column is copied twice"
     assert counts["WARPGROUP"] < counts["HGMMA"] / 2, "products do not wait for each other"

@@ -37,7 +37,7 @@ def test_tiles_of_8_bits_on_hopper(narrow: bool) -> None:
     assert config.staged_bytes == 32 * columns
     plain = replace(config, latents=None, narrow_rope=False)
     assert config.private_bytes - plain.private_bytes == STAGED * 32 * columns
-    assert config.slot_fills == (1 if narrow else 2) and plain.slot_fills == 1
+    assert (config.block_n, config.stages, config.rope_stages, config.clears) == (32, 6, 3, False)
 
 
 def test_16_bit_tiles_on_blackwell() -> None:

@@ -139,11 +139,17 @@ def in_cache(ctx, page):
 @gluon.jit
 def load_boxes(ctx, desc, ring, state, item, boxes, nbytes: gl.constexpr, column: gl.constexpr = 0):
     """One K or V tile, columns `column` and on, into the next slot of its ring."""
-    config: gl.constexpr = ctx.config
-    throttle(config, ring, state)
+    throttle(ctx.config, ring, state)
     full = ring.producer_acquire(state)
+    copy_boxes(ctx, desc, ring.tile(state), full, item, boxes, nbytes, column)
+    return state.step()
+
+
+@gluon.jit
+def copy_boxes(ctx, desc, tile, full, item, boxes, nbytes: gl.constexpr, column: gl.constexpr):
+    """Start to copy a tile, columns `column` and on, into shared memory; `full` completes with its bytes."""
+    config: gl.constexpr = ctx.config
     mbarrier.expect(full, nbytes)
-    tile = ring.tile(state)
     policy: gl.constexpr = STREAMED if config.schedule.one_row_tile else None
     count: gl.constexpr = config.boxes
     if count == 1:
@@ -154,7 +160,6 @@ def load_boxes(ctx, desc, ring, state, item, boxes, nbytes: gl.constexpr, column
             coord = [in_cache(ctx, boxes[2 * box]), boxes[2 * box + 1], item.part.head, column]
             rows = tile.slice(box * config.box, config.box, 1)
             tma.async_load(desc, coord, full, rows, cache_policy=policy)
-    return state.step()
 
 
 @gluon.jit

@@ -1,33 +1,24 @@
-"""Consumer warpgroups of the Hopper kernel for latent attention: scores of every other key tile, half of the output's
-columns.
+"""Consumer warpgroups of the Hopper kernel for latent attention: one makes the probabilities of every key tile, two add
+up the values, half of the output's columns each.
 
-      tile          0                      1                      2
-      warpgroup 0   Q·K  softmax  P·V left       Q·K   P(1)·V left   softmax  P·V left
-      warpgroup 1         Q·K   P(0)·V right   softmax  P·V right         Q·K  P(2)·V right …
+      tile             0                  1                  2
+      scores           Q·K   softmax      Q·K   softmax      Q·K   softmax
+      values, left                 P·V left           P·V left           P·V left
+      values, right                P·V right          P·V right          P·V right
 
-Both need every probability as the left operand of their own P·V. The warpgroup that makes them writes them to shared
-memory over the tile's rotary columns, which nothing reads after the scores, and with them a mark: their reference
-maximum, and the factor that rescales earlier results to it. The next tile's maker goes on from that mark, so all tiles
-of an item share one reference, and only the sums stay separate until the end. A maker overwrites its mark two tiles
-later, when it has the other's next mark, which the other makes after it has read this one.
-
-A warpgroup's products of scores run together with those of the other one's probabilities, and its softmax beside the
-latter. Both fill the queries' shared memory, each with half of the latent columns. They meet before, since both read
-all of it, and after.
+The output has 256 registers a thread of one warpgroup, so two have it, and both need every probability as the left
+operand of their own P·V. They get it through shared memory: the probabilities are written over the tile's rotary
+columns, which nothing reads after the scores, with the factors that rescale earlier results to the tile's reference
+maxima. An item's maxima and sums follow its last tile, while the scores of the next item begin.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from ...nvidia.opaque import hide_from_compiler
-from ...nvidia.pipelines import PipelineState
+from ...nvidia.pipelines import consumer_state, producer_state
 from ...pieces.modifiers import exponent_scale, natural_scale
 from ...pieces.softmax import (
     SoftmaxState,
@@ -46,165 +37,154 @@ from ..decode.context import in_tile, rows_of
 from ..decode.output import by_row, publish_parts, write_columns
 from ..decode.schedule import item_at, next_item
 from ..exact_softmax import exact_step
-from ..layouts import accumulator_layout, element_type, operand_layout, turn_asm
+from ..layouts import accumulator_layout, element_type
+from .context import half_tile, rope_tile, tile_slots
 from .recompute import attend_again, owes_nan
 
-
-@gluon.aggregate
-class MlaProgress:
-    """Loop state of one item."""
-
-    o: gl.tensor  # [64, 256] fp32
-    softmax: SoftmaxState  # the common reference; sums over this warpgroup's tiles
+COLUMNS = gl.constexpr(128)  # of the output in a product: with 256, one has more registers than a launch of 512 threads
 
 
 @gluon.jit
-def attend_role(ctx, half: gl.constexpr):
-    """Attend for every item of this CTA's range, columns 256 * `half` and on."""
+def scores_role(ctx):
+    """The probabilities of every item of this CTA's range, and their maxima and sums."""
     config: gl.constexpr = ctx.config
-    done = gl.to_tensor(0)
+    slots = tile_slots(config, consumer_state)
+    place = producer_state(1)
+    cursor = ctx.start
+    while cursor.unit < ctx.end:
+        item = item_at(ctx, cursor)
+        fetch_queries(ctx, item)
+        softmax = no_keys(config)
+        for i in range(item.begin, item.end):
+            softmax = make_probabilities(ctx, softmax, slots, item, i)
+            slots = slots.step()
+        place = hand_over_sums(ctx, place, softmax)
+        cursor = next_item(cursor, item, ctx.work.heads)
+
+
+@gluon.jit
+def values_role(ctx, half: gl.constexpr):
+    """The output of every item of this CTA's range, columns 256 * `half` and on."""
+    config: gl.constexpr = ctx.config
+    slots = tile_slots(config, consumer_state)
+    place = consumer_state(1)
     cursor = ctx.start
     while cursor.unit < ctx.end:
         item = item_at(ctx, cursor)
         if half == 0:
             publish_parts(ctx, item)
-        fetch_queries(ctx, item, half)
-        o = gl.zeros([config.rows, config.half], gl.float32, accumulator_layout(config.half))
-        state = MlaProgress(o, no_keys(config))
-        own = item.begin + ((done + half) & 1)
-        if own == item.begin:
-            state = attend_own(ctx, state, item, own, hide_from_compiler(done), half, False)
-            own += 2
-        for i in range(own, item.end, 2):
-            state = attend_own(ctx, state, item, i, hide_from_compiler(done + i - item.begin), half, True)
-        done += item.end - item.begin
-        if ((done + half) & 1) == 0:
-            state = attend_last(ctx, state, done - 1, half)
-        finish_half(ctx, state.o, whole_sums(ctx, state.softmax, half), item, half)
+        o = no_values(config)
+        for _ in range(item.begin, item.end):
+            o = add_values(ctx, o, slots, half)
+            slots = slots.step()
+        softmax = take_sums(ctx, place, o)
+        place = place.step()
+        finish_half(ctx, o, softmax, item, half)
         cursor = next_item(cursor, item, ctx.work.heads)
 
 
 @gluon.jit
-def slot_of(number, config: gl.constexpr):
-    """The slot and phase of tile `number` of this CTA."""
-    return PipelineState(number % config.stages, (number // config.stages) & 1, config.stages)
-
-
-@gluon.jit
-def attend_own(ctx, state, item, i, number, half: gl.constexpr, follows: gl.constexpr):
-    """Key tile number `i` of the item, `number` of the CTA, whose probabilities this warpgroup makes; and, if it
-    `follows` one, the other warpgroup's tile before it."""
-    config: gl.constexpr = ctx.config
-    dtype: gl.constexpr = element_type(config.element)
-    keys = slot_of(number, config)
-    ctx.rings.keys.consumer_wait(keys)
-    s = start_scores(ctx, keys)
-    before = slot_of(number - 1, config)
-    o = state.o
-    softmax = state.softmax
-    if follows:
-        o, softmax = take_mark(ctx, state, number - 1, half)
-        o = start_values(ctx, o, shared_p(ctx, before), before, half)
-        s = warpgroup_mma_wait(1, deps=(s,))
-        o = warpgroup_mma_wait(0, deps=(o,))
-        ctx.rings.keys.consumer_release(before)
-    else:
-        s = warpgroup_mma_wait(0, deps=(s,))
-    s = decode_scores(ctx, s, item, i)
+def make_probabilities(ctx, softmax, slots, item, i):
+    """Key tile number `i` of an item, in `slots`: its probabilities and factors to shared memory."""
+    rings = ctx.rings
+    dtype: gl.constexpr = element_type(ctx.config.element)
+    s = decode_scores(ctx, latent_scores(ctx, slots), item, i)
     if ctx.mods.score is not None:
-        softmax, p, moved, alpha = exact_step(softmax, s, exponent_scale(ctx))
+        softmax, p, _, alpha = exact_step(softmax, s, exponent_scale(ctx))
     else:
-        softmax, p, moved, alpha = softmax_step(softmax, s, exponent_scale(ctx))
-    p = unpack(pack(p, dtype), dtype)
-    ctx.rings.marks.index(2 * half).store(softmax.m)
-    ctx.rings.marks.index(2 * half + 1).store(alpha)
-    shared_p(ctx, keys).store(p)
+        softmax, p, _, alpha = softmax_step(softmax, s, exponent_scale(ctx))
+    rings.factors.tile(slots.rope).store(alpha)
+    shared_p(ctx, slots.rope).store(unpack(pack(p, dtype), dtype))
     fence_async_shared()
-    mbarrier.arrive(ctx.rings.ready.index(half), count=1)
-    if moved:
-        o = rescale(o, alpha)
-    p = gl.convert_layout(p, operand_layout(config.half), assert_trivial=True)
-    o = start_values(ctx, o, p, keys, half)
-    o = warpgroup_mma_wait(0, deps=(o, p))[0]
-    ctx.rings.keys.consumer_release(keys)
-    return MlaProgress(o, softmax)
+    rings.factors.producer_commit(slots.rope)
+    return softmax
 
 
 @gluon.jit
-def attend_last(ctx, state, number, half: gl.constexpr):
-    """An item's last tile, if it is the other warpgroup's."""
-    keys = slot_of(number, ctx.config)
-    o, softmax = take_mark(ctx, state, number, half)
-    o = start_values(ctx, o, shared_p(ctx, keys), keys, half)
-    o = warpgroup_mma_wait(0, deps=(o,))
-    ctx.rings.keys.consumer_release(keys)
-    return MlaProgress(o, softmax)
+def latent_scores(ctx, slots):
+    """Products [64, N] of the queries with a tile's keys; each part of the tile is multiplied when it has arrived."""
+    config: gl.constexpr = ctx.config
+    rings = ctx.rings
+    here = hide_from_compiler(0)  # known addresses would cost two registers for each of 36 products, and spill
+    s = gl.zeros([config.rows, config.block_n], gl.float32, accumulator_layout(config.block_n))
+    rings.v.consumer_wait(slots.left)
+    left = half_tile(ctx, slots.left).permute((1, 0))
+    s = warpgroup_mma(rings.q.index(here), left, s, use_acc=False, is_async=True)
+    rings.v.consumer_wait(slots.right)
+    s = warpgroup_mma(rings.q.index(here + 1), half_tile(ctx, slots.right).permute((1, 0)), s, is_async=True)
+    rings.k.consumer_wait(slots.rope)
+    s = warpgroup_mma(rings.q_rope.index(here), rope_tile(ctx, slots.rope).permute((1, 0)), s, is_async=True)
+    return warpgroup_mma_wait(0, deps=(s,))
 
 
 @gluon.jit
-def take_mark(ctx, state, number, half: gl.constexpr):
-    """(O, softmax state) under the reference of the other warpgroup's tile `number`, after its probabilities."""
-    keys = slot_of(number, ctx.config)
-    mbarrier.wait(ctx.rings.ready.index(1 - half), (number >> 1) & 1)
-    ctx.rings.keys.consumer_wait(keys)
-    layout: gl.constexpr = state.softmax.m.type.layout
-    m = ctx.rings.marks.index(2 * (1 - half)).load(layout)
-    alpha = ctx.rings.marks.index(2 * (1 - half) + 1).load(layout)
-    o = state.o
+def add_values(ctx, o, slots, half: gl.constexpr):
+    """O += P·V of a tile, this warpgroup's columns, whose place is free then."""
+    rings = ctx.rings
+    slot = slots.left if half == 0 else slots.right
+    rings.factors.consumer_wait(slots.rope)
+    rings.v.consumer_wait(slot)
+    left, right = o
+    quads = as_quads(left)
+    rows: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, quads.type.layout))
+    alpha = rings.factors.tile(slots.rope).load(rows)
     if warp_any(-alpha, gl.zeros_like(alpha) - 1.0):
-        o = rescale(o, alpha)
-    return o, SoftmaxState(m, state.softmax.l * alpha)
+        left = rescale(left, alpha)
+        right = rescale(right, alpha)
+    p = shared_p(ctx, slots.rope)
+    v = half_tile(ctx, slot)
+    left = warpgroup_mma(p, v.slice(0, COLUMNS, 1), left, is_async=True)
+    right = warpgroup_mma(p, v.slice(COLUMNS, COLUMNS, 1), right, is_async=True)
+    left, right = warpgroup_mma_wait(0, deps=(left, right))
+    rings.v.consumer_release(slot)
+    rings.k.consumer_release(slots.rope)
+    return left, right
 
 
 @gluon.jit
-def shared_p(ctx, keys):
-    """The probabilities [64, N] of the tile in a slot, over its rotary columns."""
+def shared_p(ctx, slot):
+    """The probabilities [64, N] of a tile, over its rotary columns."""
     config: gl.constexpr = ctx.config
     dtype: gl.constexpr = element_type(config.element)
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([config.rows, config.block_n], dtype)
-    return ctx.rings.rope.index(keys.index).reinterpret(dtype, [config.rows, config.block_n], layout)
+    return ctx.rings.k.tile(slot).reinterpret(dtype, [config.rows, config.block_n], layout)
 
 
 @gluon.jit
-def start_values(ctx, o, p, keys, half: gl.constexpr):
-    """Start O += P·V with this warpgroup's columns of the tile in a slot."""
-    config: gl.constexpr = ctx.config
-    values = ctx.rings.keys.tile(keys, half).reshape([config.block_n, config.half])
-    return warpgroup_mma(p, values, o, is_async=True)
+def hand_over_sums(ctx, place, softmax):
+    """An item's reference maxima and sums to the warpgroups with its output."""
+    sums = ctx.rings.sums
+    sums.producer_acquire(place)
+    sums.tile(place, 0).store(softmax.m)
+    sums.tile(place, 1).store(softmax.l)
+    sums.producer_commit(place)
+    return place.step()
 
 
 @gluon.jit
-def whole_sums(ctx, softmax, half: gl.constexpr):
-    """The state with the sums of both warpgroups."""
-    ctx.rings.sums.index(half).store(softmax.l)
-    meet(half)
-    return SoftmaxState(softmax.m, softmax.l + ctx.rings.sums.index(1 - half).load(softmax.l.type.layout))
+def take_sums(ctx, place, o):
+    """An item's softmax state, as factors of its output `o` need it."""
+    sums = ctx.rings.sums
+    quads = as_quads(o[0])
+    rows: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, quads.type.layout))
+    sums.consumer_wait(place)
+    softmax = SoftmaxState(sums.tile(place, 0).load(rows), sums.tile(place, 1).load(rows))
+    sums.consumer_release(place)
+    return softmax
 
 
 @gluon.jit
-def meet(half: gl.constexpr):
-    """Wait for the other warpgroup: the right one arrives at a named barrier where the left one waits, which then
-    arrives at the one where the right one waits; so neither can arrive twice before the other has gone on."""
-    if half == 0:
-        gl.inline_asm(turn_asm("sync", 2))
-        gl.inline_asm(turn_asm("arrive", 3))
-    else:
-        gl.inline_asm(turn_asm("arrive", 2))
-        gl.inline_asm(turn_asm("sync", 3))
-
-
-@gluon.jit
-def fetch_queries(ctx, item, half: gl.constexpr):
+def fetch_queries(ctx, item):
     """The item's queries to shared memory; rows past the end are 0."""
     config: gl.constexpr = ctx.config
-    meet(half)  # both have read the queries of the item before
-    copy_queries(ctx, item, ctx.q.latent, ctx.rings.q.index(half), half * config.half, config.half)
-    if half == 0:
-        copy_queries(ctx, item, ctx.q.rope, ctx.rings.q_rope.index(0), ctx.q.rope_column, config.rope)
+    gl.barrier()  # all warps have read the queries of the item before
+    copy_queries(ctx, item, ctx.q.rope, ctx.rings.q_rope.index(0), ctx.q.rope_column, config.rope)
+    for half in gl.static_range(2):
+        copy_queries(ctx, item, ctx.q.latent, ctx.rings.q.index(half), half * config.half, config.half)
     async_copy.commit_group()
     async_copy.wait_group(0)
     fence_async_shared()
-    meet(half)
+    gl.barrier()
 
 
 @gluon.jit
@@ -232,27 +212,20 @@ def no_keys(config: gl.constexpr):
 
 
 @gluon.jit
-def start_scores(ctx, keys):
-    """Start S = Q·Kᵀ with the tile of a slot; the result may be read after a wait."""
-    config: gl.constexpr = ctx.config
-    s = gl.zeros([config.rows, config.block_n], gl.float32, accumulator_layout(config.block_n))
-    here = hide_from_compiler(0)  # known addresses would cost two registers for each of 36 products, and spill
-    rope = ctx.rings.rope.index(keys.index).reshape([config.block_n, config.rope]).permute((1, 0))
-    s = warpgroup_mma(ctx.rings.q_rope.index(here), rope, s, use_acc=False, is_async=True)
-    for part in gl.static_range(2):
-        tile = ctx.rings.keys.tile(keys, part).reshape([config.block_n, config.half]).permute((1, 0))
-        s = warpgroup_mma(ctx.rings.q.index(here + part), tile, s, is_async=True)
-    return s
+def no_values(config: gl.constexpr):
+    """Half of the output's columns before any key, in blocks [64, 128]."""
+    block = gl.zeros([config.rows, COLUMNS], gl.float32, accumulator_layout(COLUMNS))
+    return block, block
 
 
 @gluon.jit
 def finish_half(ctx, o, softmax, item, half: gl.constexpr):
-    """Write half of the columns of an item: O [64, 256] accumulated under a softmax state."""
+    """Write half of the columns of an item: blocks of O [64, 128] accumulated under a softmax state."""
     config: gl.constexpr = ctx.config
     factor, denominator = softmax_finish(softmax, natural_scale(ctx))
-    o = rescale(o, factor)
+    o = rescale(o[0], factor), rescale(o[1], factor)
     if config.recomputes:
-        marks = lane_sum(as_quads(o * 0.0))
+        marks = lane_sum(as_quads(o[0] * 0.0)) + lane_sum(as_quads(o[1] * 0.0))
         if owes_nan(marks, gl.convert_layout(denominator.l, marks.type.layout, assert_trivial=True)):
             attend_again(ctx, item, half, 1)
         else:
@@ -263,7 +236,9 @@ def finish_half(ctx, o, softmax, item, half: gl.constexpr):
 
 @gluon.jit
 def write_half(ctx, o, denominator, item, half: gl.constexpr):
-    """Write half of the columns of an item [64, 256], normalised; `denominator` [64, 4]."""
-    config: gl.constexpr = ctx.config
-    denominator = by_row(denominator, accumulator_layout(config.half))
-    write_columns(ctx, o, denominator, item, gl.to_tensor(0), half * config.half)
+    """Write half of the columns of an item, normalised; `denominator` [64, 4]."""
+    denominator = by_row(denominator, accumulator_layout(COLUMNS))
+    for block in gl.static_range(2):
+        write_columns(
+            ctx, o[block], denominator, item, gl.to_tensor(0), half * ctx.config.half + block * COLUMNS
+        )

@@ -3,12 +3,14 @@
 A token's key is its latent vector and a rotary part, [512 | 64], and its value is the latent vector again, so each is
 read once for both products. With tiles that wide, shared memory and registers decide:
 
-      shared memory   queries 64 × 576: 72 KiB, key tiles 32 × 576: 36 KiB a slot, four slots: 216 of 227 KiB
+      shared memory   queries 64 × 576: 72 KiB; four slots of half a tile's latents, 64 × 256: 128 KiB; two of rotary
+                      parts, 64 × 64: 16 KiB; 216 of 227 KiB
       registers       O [64, 512] fp32 does not fit into a warpgroup: two of them keep 256 columns each, 128 a thread,
-                      and each makes the probabilities of every other tile, which the other gets through shared memory
+                      and get the probabilities, which a third one makes, through shared memory
 
-With 64 keys there would be two slots, both in use until a pair of tiles is done, and no copy in flight. Widths are
-powers of two where TMA and wgmma need it: a tile is two blocks of 256 columns and one of 64.
+Two tiles are in use at once, and each half of one is free for the tile after the next as soon as the warpgroup with
+its columns has multiplied it. Widths are powers of two where TMA and wgmma need it: a tile is two blocks of 256 columns
+and one of 64.
 
 Up to 16 rows of queries may be the right operands instead (swap-AB), so that nothing is padded to 64:
 
@@ -50,13 +52,24 @@ from ..decode.config import Combine, Overlap, StreamConfig
 from ..operand_format import OperandFormat
 from ..prefill.config import CONSUMER_ROWS
 
-BLOCK_N = 32  # keys of a tile
-STAGES = 4
+
+@dataclass(frozen=True)
+class RoleRegisters:
+    """Registers a thread of the roles of a tile of 64 rows; twice the first and both others are 512."""
+
+    values: int
+    scores: int
+    load: int
+
+
+BLOCK_N = 64  # keys of a tile
+STAGES = 4  # slots of half a tile's latents
 HALVES = 2  # warpgroups: each has a block of the latents' columns in its output
-REGISTERS = Registers(consumer=224, producer=56)
+REGISTERS = RoleRegisters(values=168, scores=120, load=56)
+CONVERTED_BLOCK_N = 32  # keys of a tile of 8-bit latents, which the role that loads converts
 STAGED = 2  # tiles of 8 bits that may be on their way; one more is in registers
-STAGES_BESIDE = 3  # slots of the ring that fit beside them
-CONVERTING = Registers(consumer=216, producer=72)  # 504 in all, as at the launch of 12 warps
+STAGES_BESIDE = 6  # slots of half a tile that fit beside them
+CONVERTING = RoleRegisters(values=160, scores=104, load=88)
 SWAP_AB_KEYS = 64  # of a tile with swap-AB: rows of a product
 SWAP_AB_STAGES = 5
 NARROW_WARPGROUPS = 2  # over 8-bit latents: each has 64 keys of a tile, and half of the output's columns
@@ -65,13 +78,14 @@ BOTH = Registers(consumer=216, producer=72)  # 504 in all, as at the launch of 1
 SCALED = 128  # columns of 8-bit latents that may share a scale
 SWAP_AB_ROWS = 16  # rows of queries of a sequence up to which swap-AB is chosen: as many as one tile has
 GATHERING = 232  # registers of a producer that has the addresses of 16 rows
-ONCE = "latents are read once, as keys and as values, and each of two warpgroups has half of the output's columns"
+ONCE = "latents are read once, as keys and as values; two warpgroups share the output, whose weights a third one makes"
 ON_THE_LEFT = "latents are read once, as keys and as values, on the left of the products with 16 columns for queries"
 
 
 @dataclass(frozen=True)
 class MlaConfig(LatentSizes, StreamConfig):
-    """Tiles and resources of one compiled kernel; `choose_tiles` fills in what does not vary."""
+    """Tiles and resources of one compiled kernel; `choose_tiles` fills in what does not vary. `stages`: slots of half a
+    tile's latents."""
 
     latents: Element | None = None  # of 8-bit latents in memory, which the role that loads converts, see eight_bit.py
     own_rope: bool = False  # whether rotary columns of queries are in a tensor of their own
@@ -79,57 +93,82 @@ class MlaConfig(LatentSizes, StreamConfig):
     recomputes: bool = False  # whether rows that owe NaN to a hidden latent are attended to again, see recompute.py
     hides_in_loop: ClassVar[bool] = False  # whether the loop keeps hidden latents that are not finite out
     ctas: ClassVar[int] = 1  # on an SM
+    scale_bytes: ClassVar[int] = 0  # of a tile in the ring
+    overlap: ClassVar[Overlap] = Overlap()
     swap_ab: ClassVar[bool] = False  # whether latents are the left operands of the products
     why: ClassVar[str] = ONCE
     tiles_outermost: ClassVar[bool] = True
-    consumers: ClassVar[int] = HALVES  # warpgroups
     rows: ClassVar[int] = CONSUMER_ROWS  # of a tile of queries
 
     padded_qk = property(attrgetter("dim_qk"))
     padded_v = property(attrgetter("dim_v"))
 
     @property
-    def tile_bytes(self) -> int:
-        """Of a key tile: latents and rotary part."""
-        return self.element.bytes * self.block_n * self.dim_qk
+    def rope_stages(self) -> int:
+        """Slots of rotary parts: of as many tiles as have latents in the ring."""
+        return -(-self.stages // 2)
+
+    @property
+    def latent_element(self) -> Element:
+        """Of latents in the ring."""
+        return self.element
+
+    @property
+    def rope_element(self) -> Element:
+        """Of rotary parts in the ring."""
+        return self.element
+
+    rope_column = property(lambda self: self.dim_v if self.latents is None else 0)  # of rotary parts in their tensor
+    rope_bytes = property(lambda self: self.rope_element.bytes * self.block_n * self.rope)
+    half_bytes = property(lambda self: self.latent_element.bytes * self.block_n * self.half)
+
+    @property
+    def clears(self) -> bool:
+        """Whether the role that loads clears latents past the end of a sequence; the one that converts does so itself,
+        and gathered rows repeat the last one."""
+        return self.schedule.has_lengths and self.latents is None and not self.gathers
 
     @property
     def words(self) -> str:
-        """Tile and ring as text."""
-        return f"tile {self.rows} x {self.block_n}, 2 x {self.half} output columns, ring K and V {self.stages}"
+        """Tile and rings as text."""
+        rings = f"rings rotary {self.rope_stages} halves of latents {self.stages}"
+        return f"tile {self.rows} x {self.block_n}, 2 x {self.half} output columns, {rings}"
 
     @cached_property
     def topology(self) -> Topology:
-        """Roles, the ring, and the signals beside it; both warpgroups fill the queries' shared memory."""
-        left, right = attend = tuple(f"attend {half}" for half in range(self.consumers))
+        """Roles, rings, and the signals beside them. A half of latents is given back by the role with its columns, the
+        last to read it; a rotary part by both of these, which read the probabilities in its place, and so the factors
+        beside them."""
+        values = tuple(f"values {half}" for half in range(HALVES))
         registers = REGISTERS if self.latents is None else CONVERTING
-        roles = [Role(name, 4, registers.consumer) for name in attend]
-        ring = Edge("K and V", "load", attend, self.stages, self.tile_bytes)
-        ready = Signal("probabilities", ((left,), (right,)), by_warp=False)
+        roles = [Role(name, 4, registers.values) for name in values]
+        roles += [Role("scores", 4, registers.scores)]
+        rings = (
+            Edge("K", "load", values, self.rope_stages, self.rope_bytes),
+            Edge("V", "load", values[:1], self.stages, self.half_bytes),
+            Edge("P", "scores", values, self.rope_stages, self.lane_bytes),
+            Edge("sums", "scores", values, 1, 2 * self.lane_bytes),
+        )
         if self.latents is None:
             warps, landed = 1, Signal("tile to clear", (("load",),), by_warp=False)
         else:
             warps, landed = 4, Signal("8-bit tiles", (("load",),) * STAGED, by_warp=False)
-        load = Role("load", warps, registers.producer)
-        return Topology((*roles, load), (ring,), self.private_bytes, (ready, landed))
+        load = Role("load", warps, registers.load)
+        return Topology((*roles, load), rings, self.private_bytes, (landed,))
+
+    lane_bytes = property(lambda self: 4 * 4 * self.rows)  # of four fp32 numbers a row
 
     @property
     def private_bytes(self) -> int:
-        """Shared memory beside the ring: queries; marks and sums of both warpgroups, six of 4 lanes a row in fp32;
-        tiles of 8 bits."""
+        """Shared memory beside the rings: queries; tiles of 8 bits."""
         staged = 0 if self.latents is None else STAGED * self.staged_bytes
-        return self.element.bytes * self.rows * self.dim_qk + 6 * 4 * 4 * self.rows + staged
+        return self.element.bytes * self.rows * self.dim_qk + staged
 
     @property
     def staged_bytes(self) -> int:
         """Of a tile of 8 bits."""
         assert self.latents is not None
         return self.latents.bytes * self.block_n * (self.dim_qk if self.narrow_rope else self.dim_v)
-
-    @property
-    def slot_fills(self) -> int:
-        """Arrivals that fill a slot: of copies, and of the role that converts."""
-        return 2 if self.latents is not None and not self.narrow_rope else 1
 
     @property
     def smem_bytes(self) -> int:
@@ -139,19 +178,13 @@ class MlaConfig(LatentSizes, StreamConfig):
 
 @dataclass(frozen=True)
 class SwapAbMlaConfig(MlaConfig):
-    """Tiles and resources of one compiled kernel; `stages`: slots of half a tile's latents."""
+    """Tiles and resources of one compiled kernel."""
 
+    clears: ClassVar[bool] = False  # hidden values are taken out where they are multiplied
     warpgroups: int = 1  # that attend, for 64 keys of a tile each
     swap_ab: ClassVar[bool] = True
     why: ClassVar[str] = ON_THE_LEFT
-    consumers: ClassVar[int] = 1
     rows: ClassVar[int] = 16
-    overlap: ClassVar[Overlap] = Overlap()
-
-    @property
-    def rope_stages(self) -> int:
-        """Slots of rotary parts: of as many tiles as have latents in the ring."""
-        return -(-self.stages // 2)
 
     @property
     def latent_element(self) -> Element:
@@ -169,9 +202,6 @@ class SwapAbMlaConfig(MlaConfig):
         return self.element if self.latents is None else FP16
 
     attending_warps = property(lambda self: 4 * self.warpgroups)
-    rope_column = property(lambda self: self.dim_v if self.latents is None else 0)  # of rotary parts in their tensor
-    rope_bytes = property(lambda self: self.rope_element.bytes * self.block_n * self.rope)
-    half_bytes = property(lambda self: self.latent_element.bytes * self.block_n * self.half)
     query_columns = property(lambda self: self.half if self.latents is None else self.dim_v)  # of a block of queries
     weights = property(lambda self: 1 if self.latents is None else self.dim_v // SCALED)  # tiles of them
     scale_bytes = property(lambda self: 0 if self.latents is None else 4 * self.weights * self.block_n)  # of a tile
@@ -213,7 +243,8 @@ def tiles_of(problem: Problem) -> MlaConfig:
     """The configuration for a problem of any number of rows."""
     config = choose_tiles(problem.element, problem.page_size)
     if problem.rope:
-        config = replace(config, stages=STAGES_BESIDE, latents=problem.kv_element, narrow_rope=problem.narrow_rope)
+        config = replace(config, latents=problem.kv_element, narrow_rope=problem.narrow_rope)
+        config = replace(config, block_n=CONVERTED_BLOCK_N, stages=STAGES_BESIDE)
     return config
 
 

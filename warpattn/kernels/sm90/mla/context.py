@@ -55,19 +55,15 @@ def make_latent_tiles(config: gl.constexpr):
 
 @gluon.aggregate
 class MlaRings:
-    """Shared memory. A slot of the ring is a key tile: two blocks of latents, and the rotary part in `rope`, which the
-    tile's probabilities replace later. One more barrier follows the ring's: for a tile that the producer clears before
-    the warpgroups read it."""
+    """Shared memory. Halves of the latents of a tile are slots of their own; the tile's probabilities replace its
+    rotary part. One more barrier follows those of `v`: for a tile that the producer clears before it is read."""
 
-    keys: StagedPipeline  # [2 * stages, 1, N, 1, 256]
-    rope: gl.shared_memory_descriptor  # [stages, 1, N, 1, 64]
-    q: gl.shared_memory_descriptor  # [2, 64, 256], of both warpgroups
+    k: StagedPipeline  # [rope stages, 1, N, 1, 64], rotary parts
+    v: StagedPipeline  # [stages, 1, N, 1, 256], halves of latents
+    q: gl.shared_memory_descriptor  # [2, 64, 256]
     q_rope: gl.shared_memory_descriptor  # [1, 64, 64]
-    ready: gl.shared_memory_descriptor  # [2, 1] barriers: of each warpgroup, its probabilities of a tile are written
-    marks: (
-        gl.shared_memory_descriptor
-    )  # [4, 64, 4] fp32: of each warpgroup, reference maxima and the factors that rescale to them
-    sums: gl.shared_memory_descriptor  # [2, 64, 4] fp32, of each warpgroup
+    factors: StagedPipeline  # [rope stages, 64, 4] fp32: those that rescale to a tile's maxima; full with probabilities
+    sums: StagedPipeline  # [2, 64, 4] fp32: an item's reference maxima, and sums
     latents: gl.base_value  # `LatentTiles` of 8 bits; () where those in memory have 16
 
 
@@ -75,30 +71,29 @@ class MlaRings:
 def make_mla_rings(config: gl.constexpr):
     """Allocate shared memory and initialise every barrier."""
     dtype: gl.constexpr = element_type(config.element)
-    wide: gl.constexpr = tile_layout(config.block_n, config.half, dtype)
-    narrow: gl.constexpr = tile_layout(config.block_n, config.rope, dtype)
-    q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([config.rows, config.half], dtype)
-    q_narrow: gl.constexpr = gl.NVMMASharedLayout.get_default_for([config.rows, config.rope], dtype)
-    keys = gl.allocate_shared_memory(dtype, [2 * config.stages, 1, config.block_n, 1, config.half], wide)
-    rope = gl.allocate_shared_memory(dtype, [config.stages, 1, config.block_n, 1, config.rope], narrow)
-    q = gl.allocate_shared_memory(dtype, [2, config.rows, config.half], q_layout)
-    q_rope = gl.allocate_shared_memory(dtype, [1, config.rows, config.rope], q_narrow)
-    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    marks = gl.allocate_shared_memory(gl.float32, [4, config.rows, 4], plain)
-    sums = gl.allocate_shared_memory(gl.float32, [2, config.rows, 4], plain)
-    ready = mbarrier.allocate_mbarrier(batch=2)
-    for i in gl.static_range(2):
-        mbarrier.init(ready.index(i), count=1)
+    k = ring_tiles(dtype, config.rope_stages, config.block_n, config.rope)
+    v = ring_tiles(dtype, config.stages, config.block_n, config.half)
+    q = row_tiles(dtype, 2, config.rows, config.half)
+    q_rope = row_tiles(dtype, 1, config.rows, config.rope)
+    k_ring = make_pipeline(k, empty_arrivals(config.topology, "K"), config.rope_stages)
     more: gl.constexpr = 1 if config.latents is None else 0  # see `MlaRings`
-    arrivals: gl.constexpr = empty_arrivals(config.topology, "K and V")
-    ring = make_pipeline(keys, arrivals, config.stages, 2, more=more, fills=config.slot_fills)
-    return MlaRings(ring, rope, q, q_rope, ready, marks, sums, make_latent_tiles(config))
+    v_ring = make_pipeline(v, empty_arrivals(config.topology, "V"), config.stages, more=more, arrivals_of_more=2)
+    factors = make_row_ring(config, "P", config.rope_stages, 1)
+    sums = make_row_ring(config, "sums", 1, 2)
+    return MlaRings(k_ring, v_ring, q, q_rope, factors, sums, make_latent_tiles(config))
+
+
+@gluon.jit
+def make_row_ring(config: gl.constexpr, name: gl.constexpr, stages: gl.constexpr, parts: gl.constexpr):
+    """A ring of an edge whose tiles have four numbers a row, in fp32, and are filled by the four warps of a role."""
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    smem = gl.allocate_shared_memory(gl.float32, [stages * parts, config.rows, 4], plain)
+    return make_pipeline(smem, empty_arrivals(config.topology, name), stages, parts, fills=4)
 
 
 @gluon.aggregate
 class SwapAbRings:
-    """Shared memory where queries are the right operands: halves of the latents of a tile are slots of their own, so
-    that one is free for the next tile while the other is multiplied."""
+    """Shared memory where queries are the right operands, with the rings of `MlaRings`."""
 
     k: StagedPipeline  # [rope stages, 1, N, 1, 64], rotary parts
     v: StagedPipeline  # [stages, 1, N, 1, 256], halves of latents
@@ -146,7 +141,7 @@ def row_tiles(dtype: gl.constexpr, number: gl.constexpr, rows: gl.constexpr, col
 
 @gluon.aggregate
 class TileSlots:
-    """Where the next tile is in `SwapAbRings`: its rotary part, and the left half of its latents before the right."""
+    """Where the next tile is in its rings: its rotary part, and the left half of its latents before the right."""
 
     rope: PipelineState
     left: PipelineState
@@ -168,7 +163,7 @@ def tile_slots(config: gl.constexpr, first: gl.constexpr):
 
 @gluon.jit
 def half_tile(ctx, slot):
-    """The half of latents [N, 256] in a slot of `SwapAbRings`."""
+    """The half of latents [N, 256] in a slot."""
     return ctx.rings.v.tile(slot).reshape([ctx.config.block_n, ctx.config.half])
 
 
@@ -182,5 +177,5 @@ def half_words(ctx, slot, dtype: gl.constexpr):
 
 @gluon.jit
 def rope_tile(ctx, slot):
-    """The rotary part [N, 64] in a slot of `SwapAbRings`."""
+    """The rotary part [N, 64] in a slot."""
     return ctx.rings.k.tile(slot).reshape([ctx.config.block_n, ctx.config.rope])

@@ -19,7 +19,8 @@ from ...nvidia.pipelines import producer_state
 from ..decode.load import STREAMED, find_boxes, in_cache
 from ..decode.schedule import item_at, next_item
 from ..layouts import element_type
-from .load import box_of
+from .context import half_tile, rope_tile, tile_slots
+from .load import load_rope
 
 COLUMNS = gl.constexpr(128)  # of a scale
 # 16 bytes of 8-bit elements a lane, 64 of a row. Eight lanes have rows 5 apart, whose swizzles differ in the bits that
@@ -41,7 +42,7 @@ SCALED = gl.constexpr(  # the same by blocks of a scale
 def load_latents(ctx):
     """Load and convert every tile of this CTA's range, in order."""
     config: gl.constexpr = ctx.config
-    state = producer_state(config.stages)
+    slots = tile_slots(config, producer_state)
     number = gl.to_tensor(0)  # tiles of this CTA before
     cursor = ctx.start
     while cursor.unit < ctx.end:
@@ -57,7 +58,7 @@ def load_latents(ctx):
             next_scales = load_scales(ctx, item, gl.minimum(i + 1, last), following)
             taken = take_latents(ctx, number, item.row_tile.length - item.key_tile(i) * config.block_n)
             copy_latents(ctx, item, later, number, i + 2 < item.end)
-            state = fill_slot(ctx, state, item, boxes, taken, scales)
+            slots = fill_slots(ctx, slots, item, boxes, taken, scales)
             number += 1
             scales = next_scales
             boxes = following
@@ -85,6 +86,15 @@ def copy_latents(ctx, item, boxes, number, there):
             to = box_of(tiles.rope.index(number % slots), box, config)
             at = [in_cache(ctx, boxes[2 * box]), boxes[2 * box + 1], item.part.head, 0]
             tma.async_load(ctx.keys.k.desc, at, landed, to, pred=there, cache_policy=policy)
+
+
+@gluon.jit
+def box_of(tile, box: gl.constexpr, config: gl.constexpr):
+    """Rows of a tile [1, N, 1, cols] that one copy fills."""
+    if config.boxes == 1:
+        return tile
+    else:
+        return tile.slice(box * config.box, config.box, 1)
 
 
 @gluon.jit
@@ -155,29 +165,29 @@ def scale_rows(ctx, item, i, boxes, layout: gl.constexpr):
 
 
 @gluon.jit
-def fill_slot(ctx, state, item, boxes, latents, scales):
-    """A tile's rotary part by TMA and its converted latents into the next slot."""
+def fill_slots(ctx, slots, item, boxes, latents, scales):
+    """A tile's converted latents, and its rotary part by TMA or converted, too, into the next slots."""
     config: gl.constexpr = ctx.config
-    policy: gl.constexpr = STREAMED if config.schedule.one_row_tile else None
-    ring = ctx.rings.keys
-    full = ring.producer_acquire(state)
+    if not config.narrow_rope:
+        load_rope(ctx, slots.rope, item, boxes)
+    fill_half(ctx, slots.left, latents[0], scales[0])
+    fill_half(ctx, slots.right, latents[1], scales[1])
     if config.narrow_rope:
+        full = ctx.rings.k.producer_acquire(slots.rope)
         dtype: gl.constexpr = element_type(config.element)
-        tile = ctx.rings.rope.index(state.index).reshape([config.block_n, config.rope])
-        tile.store((latents[2].to(gl.float32) * scales[2][:, None]).to(dtype))
-    else:
-        mbarrier.expect(full, config.element.bytes * config.block_n * config.rope)
-        count: gl.constexpr = config.boxes
-        for box in gl.static_range(count):
-            to = box_of(ctx.rings.rope.index(state.index), box, config)
-            at = [in_cache(ctx, boxes[2 * box]), boxes[2 * box + 1], item.part.head, 0]
-            tma.async_load(ctx.keys.k.desc, at, full, to, cache_policy=policy)
-    for part in gl.static_range(2):
-        tile = ring.tile(state, part).reshape([config.block_n, config.half])
-        tile.store(converted(latents[part], scales[part], config))
+        rope_tile(ctx, slots.rope).store((latents[2].to(gl.float32) * scales[2][:, None]).to(dtype))
+        fence_async_shared()
+        mbarrier.arrive(full, count=1)
+    return slots.step()
+
+
+@gluon.jit
+def fill_half(ctx, slot, latents, scales):
+    """Half of a tile's latents, converted, into a slot."""
+    full = ctx.rings.v.producer_acquire(slot)
+    half_tile(ctx, slot).store(converted(latents, scales, ctx.config))
     fence_async_shared()
     mbarrier.arrive(full, count=1)
-    return state.step()
 
 
 @gluon.jit

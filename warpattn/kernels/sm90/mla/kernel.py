@@ -1,8 +1,9 @@
 """Hopper decode for latent attention (MLA, absorbed): queries of 576 on keys [latent 512 | rotary 64], whose first 512
 columns are the values.
 
-      producer warp      key tiles by TMA, once for keys and values ──▶ ring in shared memory     (load.py)
-      warpgroups 0, 1    all scores, half of the output's columns each                            (attend.py)
+      producer warp      key tiles by TMA, once for keys and values ──▶ rings in shared memory    (load.py)
+      warpgroup 2        scores and probabilities of every key tile                               (attend.py)
+      warpgroups 0, 1    half of the output's columns each
                          whole heads ──▶ output, parts ──▶ workspace ──▶ second kernel            (decode/combine.py)
 
 Schedule, masks and parts are decode's.
@@ -15,12 +16,11 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from ...pieces.modifiers import modifiers
 from ..decode.context import DecodeContext, key_cache, make_results
 from ..decode.schedule import my_range
-from .attend import attend_role
+from .attend import scores_role, values_role
 from .attend_swap_ab import attend_swap_ab_role
 from .context import latent_queries, make_mla_rings, make_swap_ab_rings
 from .eight_bit import load_latents
 from .load import load_tiles
-from .load_swap_ab import load_halves
 
 
 @gluon.jit
@@ -59,8 +59,9 @@ def mla_kernel(
     )
     workers: gl.constexpr = config.topology.workers
     if config.swap_ab:
-        gl.warp_specialize([(attend_swap_ab_role, (ctx,)), (load_halves, (ctx,))], workers.warps, workers.registers)
+        gl.warp_specialize([(attend_swap_ab_role, (ctx,)), (load_tiles, (ctx,))], workers.warps, workers.registers)
     else:
         gl.warp_specialize(
-            [(attend_role, (ctx, 0)), (attend_role, (ctx, 1)), (load_role, (ctx,))], workers.warps, workers.registers
-        )
+            [(values_role, (ctx, 0)), (values_role, (ctx, 1)), (scores_role, (ctx,)), (load_role, (ctx,))],
+            workers.warps, workers.registers,
+        )  # fmt: skip

@@ -1,10 +1,11 @@
-"""Producer warp of the Hopper kernel for latent attention: key tiles [N, 512 | 64] into their ring, once for keys and
-values. Boxes, pages and clamping are decode's (decode/load.py).
+"""Producer warp of the Hopper kernels for latent attention: rotary parts and halves of latents, each in a ring of its
+own, once for keys and values. Boxes, pages, clamping and copies are decode's (decode/load.py).
 
-Values past the end of a sequence must be 0, because a hidden key's weight of 0 does not hide a NaN. In decode the
-warpgroup clears them in its own V tile; here a tile serves two warpgroups, as keys as well. So the producer clears it
-before either reads it: the copies complete a barrier of the producer's own, and `full` gets a plain arrival afterwards.
-Such a tile is the first one of its sequence's work item, and the next tile's copies are in flight meanwhile.
+Values past the end of a sequence must be 0, because a hidden key's weight of 0 does not hide a NaN. In decode, and with
+swap-AB, the warpgroup clears them in its own V tile; where a tile serves two warpgroups, the producer clears it before
+either reads it: the copies of both halves complete a barrier of the producer's own, and each half's `full` gets a plain
+arrival afterwards. Such a tile is the first one of its sequence's work item, and the next tile's copies are in flight
+meanwhile.
 
       tile 0   load ──▶ landed ─────────────▶ clear rows past the end ─▶ arrive on full(0)
       tile 1            load ──▶ full(1)
@@ -13,12 +14,14 @@ Such a tile is the first one of its sequence's work item, and the next tile's co
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from ...nvidia.pipelines import producer_state
 from ..decode.context import matrix
-from ..decode.load import STREAMED, find_boxes, in_cache, page_of
+from ..decode.load import copy_boxes, find_boxes, in_cache, load_boxes, page_of, scale_pages
 from ..decode.schedule import item_at, next_item
+from .context import half_tile, rope_tile, tile_slots
+from .eight_bit_swap_ab import copy_latent_scales
 
 EIGHT_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [1, 1], [1, 0]))  # of the producer, four lanes a row
 
@@ -26,98 +29,121 @@ EIGHT_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [1, 1], [1, 0]))  # o
 @gluon.jit
 def load_tiles(ctx):
     """Load every tile of this CTA's range, in order."""
-    config: gl.constexpr = ctx.config
-    state = producer_state(config.stages)
-    phase = gl.to_tensor(0)
+    slots = tile_slots(ctx.config, producer_state)
+    cleared = gl.to_tensor(0)  # tiles so far
     cursor = ctx.start
     while cursor.unit < ctx.end:
         item = item_at(ctx, cursor)
-        if config.gathers:
-            for i in range(item.begin, item.end):
-                state = gather_tile(ctx, state, item, i)
-        elif config.schedule.has_lengths:
-            valid = item.row_tile.length - item.key_tile(item.begin) * config.block_n
-            clear = valid < config.block_n
-            slot = state.index
-            boxes = find_boxes(ctx, item, item.begin)
-            for i in range(item.begin, item.end + 1):
-                if i < item.end:
-                    following = find_boxes(ctx, item, gl.minimum(i + 1, item.end - 1))
-                    state = load_tile(ctx, state, item, boxes, clear & (i == item.begin))
-                    boxes = following
-                if clear & (i == item.begin + 1):
-                    finish_cleared(ctx, slot, phase, valid)
-            phase = phase ^ clear.to(gl.int32)
+        if ctx.config.clears:
+            slots, cleared = load_ended_item(ctx, slots, item, cleared)
         else:
-            for i in range(item.begin, item.end):
-                state = load_tile(ctx, state, item, find_boxes(ctx, item, i), False)
+            slots = load_item(ctx, slots, item)
         cursor = next_item(cursor, item, ctx.work.heads)
 
 
 @gluon.jit
-def load_tile(ctx, state, item, boxes, clear):
-    """One key tile into the next slot; if the producer will `clear` rows of it, on its own barrier instead of the
-    slot's."""
-    config: gl.constexpr = ctx.config
-    policy: gl.constexpr = STREAMED if config.schedule.one_row_tile else None
-    ring = ctx.rings.keys
-    ring.producer_acquire(state)
-    full = ring.bars.index(gl.where(clear, 2 * config.stages, state.index))
-    mbarrier.expect(full, config.tile_bytes)
-    count: gl.constexpr = config.boxes
-    for box in gl.static_range(count):
-        page = in_cache(ctx, boxes[2 * box])
-        row = boxes[2 * box + 1]
-        for part in gl.static_range(2):
-            to = box_of(ring.tile(state, part), box, config)
-            at = [page, row, item.part.head, part * config.half]
-            tma.async_load(ctx.keys.v.desc, at, full, to, cache_policy=policy)
-        to = box_of(ctx.rings.rope.index(state.index), box, config)
-        at = [page, row, item.part.head, config.dim_v]
-        tma.async_load(ctx.keys.k.desc, at, full, to, cache_policy=policy)
-    return state.step()
-
-
-@gluon.jit
-def finish_cleared(ctx, slot, phase, valid):
-    """Wait for a tile on the producer's barrier, clear its latents from row `valid` on, and complete its `full`."""
-    config: gl.constexpr = ctx.config
-    ring = ctx.rings.keys
-    mbarrier.wait(ring.bars.index(2 * config.stages), phase)
-    row = gl.arange(0, 8, gl.SliceLayout(1, EIGHT_ROWS))[:, None]
-    blocks: gl.constexpr = config.block_n // 8
-    for part in gl.static_range(2):
-        tile = ring.smem.index(2 * slot + part).reshape([config.block_n, config.half])
-        for block in gl.static_range(blocks):
-            if block * 8 + 8 > valid:
-                rows = tile.slice(block * 8, 8, 0)
-                found = rows.load(EIGHT_ROWS)
-                rows.store(gl.where(block * 8 + row < valid, found, gl.zeros_like(found)))
-    fence_async_shared()
-    mbarrier.arrive(ring.full(slot), count=1)
-
-
-@gluon.jit
-def box_of(tile, box: gl.constexpr, config: gl.constexpr):
-    """Rows of a tile [1, N, 1, cols] that one copy fills."""
-    if config.boxes == 1:
-        return tile
+def load_item(ctx, slots, item):
+    """Every tile of an item into the next slots; returns those of the tile after it."""
+    if ctx.config.gathers:
+        for i in range(item.begin, item.end):
+            slots = gather_tile(ctx, slots, item, i)
     else:
-        return tile.slice(box * config.box, config.box, 1)
+        boxes = find_boxes(ctx, item, item.begin)
+        pages = scale_pages(ctx, item, item.begin)
+        for i in range(item.begin, item.end):
+            later = gl.minimum(i + 1, item.end - 1)
+            following, later_pages = find_boxes(ctx, item, later), scale_pages(ctx, item, later)
+            if ctx.config.latents is not None:
+                copy_latent_scales(ctx, slots.rope, item, i, pages)
+            slots = load_tile(ctx, slots, item, boxes, False)
+            boxes, pages = following, later_pages
+    return slots
 
 
 @gluon.jit
-def gather_tile(ctx, state, item, i):
-    """Key tile number `i` into the next slot."""
+def load_ended_item(ctx, slots, item, cleared):
+    """The same, and latents past the end of the sequence become 0; also the number of tiles that were `cleared`."""
     config: gl.constexpr = ctx.config
-    ring = ctx.rings.keys
-    full = ring.producer_acquire(state)
-    left = ring.tile(state, 0).reshape([config.block_n, config.half])
-    right = ring.tile(state, 1).reshape([config.block_n, config.half])
-    rope = ctx.rings.rope.index(state.index).reshape([config.block_n, config.rope])
-    gather_parts(ctx, item, i, left, right, rope)
-    mbarrier.arrive(full, count=1)
-    return state.step()
+    valid = item.row_tile.length - item.key_tile(item.begin) * config.block_n
+    clear = valid < config.block_n
+    first = slots
+    boxes = find_boxes(ctx, item, item.begin)
+    for i in range(item.begin, item.end + 1):
+        if i < item.end:
+            following = find_boxes(ctx, item, gl.minimum(i + 1, item.end - 1))
+            slots = load_tile(ctx, slots, item, boxes, clear & (i == item.begin))
+            boxes = following
+        if clear & (i == item.begin + 1):
+            mbarrier.wait(landed(ctx.rings.v), cleared & 1)
+            clear_rows(ctx, first.left, valid)
+            clear_rows(ctx, first.right, valid)
+            fence_async_shared()
+            mbarrier.arrive(ctx.rings.v.full(first.left.index), count=1)
+            mbarrier.arrive(ctx.rings.v.full(first.right.index), count=1)
+    return slots, cleared + clear.to(gl.int32)
+
+
+@gluon.jit
+def landed(ring):
+    """The producer's own barrier of a ring: both halves of a tile to clear have arrived."""
+    return ring.bars.index(2 * ring.stages)
+
+
+@gluon.jit
+def clear_rows(ctx, slot, valid):
+    """Rows of half a tile from `valid` on become 0."""
+    row = gl.arange(0, 8, gl.SliceLayout(1, EIGHT_ROWS))[:, None]
+    tile = half_tile(ctx, slot)
+    blocks: gl.constexpr = ctx.config.block_n // 8
+    for block in gl.static_range(blocks):
+        if block * 8 + 8 > valid:
+            rows = tile.slice(block * 8, 8, 0)
+            found = rows.load(EIGHT_ROWS)
+            rows.store(gl.where(block * 8 + row < valid, found, gl.zeros_like(found)))
+
+
+@gluon.jit
+def load_tile(ctx, slots, item, boxes, clear):
+    """A key tile; if the producer will `clear` rows of its latents, they complete its own barrier, not their slots'."""
+    if ctx.config.swap_ab:  # a rotary part is given back after the scores there, else with the probabilities
+        load_rope(ctx, slots.rope, item, boxes)
+    load_half(ctx, slots.left, item, boxes, 0, clear)
+    load_half(ctx, slots.right, item, boxes, ctx.config.half, clear)
+    if not ctx.config.swap_ab:
+        load_rope(ctx, slots.rope, item, boxes)
+    return slots.step()
+
+
+@gluon.jit
+def load_rope(ctx, slot, item, boxes):
+    """The rotary part of a tile into a slot."""
+    config: gl.constexpr = ctx.config
+    load_boxes(ctx, ctx.keys.k.desc, ctx.rings.k, slot, item, boxes, config.rope_bytes, config.rope_column)
+
+
+@gluon.jit
+def load_half(ctx, slot, item, boxes, column: gl.constexpr, clear):
+    """Latents of a tile, half of the columns from `column` on, into a slot."""
+    config: gl.constexpr = ctx.config
+    ring = ctx.rings.v
+    full = ring.producer_acquire(slot)
+    if config.clears:
+        full = ring.bars.index(gl.where(clear, 2 * ring.stages, slot.index))
+    copy_boxes(ctx, ctx.keys.v.desc, ring.tile(slot), full, item, boxes, config.half_bytes, column)
+
+
+@gluon.jit
+def gather_tile(ctx, slots, item, i):
+    """Key tile number `i` of pages that no box divides."""
+    rings = ctx.rings
+    rope = rings.k.producer_acquire(slots.rope)
+    left = rings.v.producer_acquire(slots.left)
+    right = rings.v.producer_acquire(slots.right)
+    gather_parts(ctx, item, i, half_tile(ctx, slots.left), half_tile(ctx, slots.right), rope_tile(ctx, slots.rope))
+    mbarrier.arrive(rope, count=1)
+    mbarrier.arrive(left, count=1)
+    mbarrier.arrive(right, count=1)
+    return slots.step()
 
 
 @gluon.jit
