@@ -16,7 +16,7 @@ from warpattn.kernels.pieces.span_tiles import SpanTiles, span_tiles
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import ELEMENT_OF
-from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
+from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY_AND_WAITS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE, is_masked
 
 from ..widths import block_columns, block_words
@@ -327,7 +327,8 @@ def arrange(problem: Problem, target: Arch, config: SM90Config, why: str, parts:
 
     ctas = "one persistent CTA" if config.ctas == 1 else f"one of {config.ctas} persistent CTAs"
     cta_why = f"{ctas} on each of {target.processors} SMs takes tiles as it gets free"
-    reasons = (why, tiling(config).row, *block_words(problem.dim_v), section_why, cta_why, COPY_RULE)
+    early = EARLY_AND_WAITS if config.split else f"{EARLY_AND_WAITS}; then those of the next kernel may"
+    reasons = (why, tiling(config).row, *block_words(problem.dim_v), section_why, cta_why, early, COPY_RULE)
     return Choice("prefill", config, (grid,), lines, reasons, partitions=parts, order=order)
 
 
