@@ -20,10 +20,10 @@ from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY_AND_WAITS, Choice, Pl
 from warpattn.problem.operands import COPY_RULE, is_masked
 
 from ..widths import block_columns, block_words
-from .config import SHORT_ROWS, SM90Config, choose_config
+from .config import SM90Config
 from .eight_bit.config import eight_bit_config
 from .rates import ALONE, LAUNCH_US
-from .tilings import Tiling, faster, tiling, tilings_of
+from .tilings import SHORT_ROWS, Tiling, choose_config, faster, tiling, tilings_of
 
 PACKED = (1, 4, 8, 16, 2)  # query heads of a tile; of two that are as good the first one
 GAIN = 0.95  # of the time of the usual configuration that another tile must be estimated to take at most
