@@ -20,8 +20,8 @@ from tests.sim import backward
 from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
 from tests.sim.machine.findings.test_knockout import FIRST, TURN
 from warpattn.kernels.sm90.prefill.choice import arrange, choose, shared_out
-from warpattn.kernels.sm90.prefill.config import choose_config
 from warpattn.kernels.sm90.prefill.launch import list_launches
+from warpattn.kernels.sm90.prefill.tilings import choose_config
 from warpattn.masks import Causal, Mask, Padding, SlidingWindow
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS

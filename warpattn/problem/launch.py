@@ -25,6 +25,8 @@ class PlanOptions:
 DEFAULT_OPTIONS = PlanOptions()
 BUILT_IN = "built-in"  # candidate: what the plan chooses by itself
 INVARIANT = "one part, so that a sequence's sums are in the same order whatever else is in the batch"
+EARLY = "PDL: its CTAs may start before the preceding kernel ends"
+EARLY_AND_WAITS = f"{EARLY}, and wait for its end"
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def append_slots(
         given = NewRows(k, v, angles, interleaved, (k_scale, v_scale))
         _append(given, pages, slot_mapping, positions)
     else:
-        _launch(tensors, interleaved, count)
+        _launch(tensors, interleaved)
 
 
 def _check_shapes(rules: Rules, new: dict[str, Tensor], pages: dict[str, Tensor], slots: Tensor) -> bool:
@@ -151,8 +151,8 @@ def _append(
         write_rows(target, (slots // size, slots % size), x, scale)
 
 
-def _launch(tensors: tuple[Tensor | None, ...], interleaved: bool, count: int) -> None:
-    """The kernel for the first `count` tokens."""
+def _launch(tensors: tuple[Tensor | None, ...], interleaved: bool) -> None:
+    """The kernel for the tokens that have slots."""
     k_pages, v_pages, k, v, slots, positions, cos, sin, k_scale, v_scale = tensors
     assert k_pages is not None and k is not None and slots is not None
     angles = None if cos is None or sin is None else (cos, sin)

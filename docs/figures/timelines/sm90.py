@@ -6,8 +6,8 @@ import torch
 
 from docs.figures.timelines.simulated import timeline
 from warpattn.kernels.sm90.prefill.choice import arrange
-from warpattn.kernels.sm90.prefill.config import choose_config
 from warpattn.kernels.sm90.prefill.launch import list_launches
+from warpattn.kernels.sm90.prefill.tilings import choose_config
 from warpattn.masks import Causal
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS

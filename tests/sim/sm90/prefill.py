@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from warpattn.kernels.sm90.arguments import PrefillShape
-from warpattn.kernels.sm90.prefill.config import SM90Config, choose_config
+from warpattn.kernels.sm90.prefill.config import SM90Config
 from warpattn.kernels.sm90.prefill.rates import TileShape
 from warpattn.kernels.sm90.prefill.signature import prefill_source
-from warpattn.kernels.sm90.prefill.tilings import with_tile
+from warpattn.kernels.sm90.prefill.tilings import choose_config, with_tile
 from warpattn.language.nodes import Program
 from warpattn.masks import Full, Mask
 from warpattn.problem.arch import compile_options, triton_target

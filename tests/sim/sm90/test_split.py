@@ -13,8 +13,8 @@ from tests.drawn import drawn, in_turn
 from tests.sim.sm90.prefill import error
 from warpattn.kernels.pieces.signature import softcap_factors
 from warpattn.kernels.sm90.prefill.choice import arrange, shared_out
-from warpattn.kernels.sm90.prefill.config import choose_config
 from warpattn.kernels.sm90.prefill.launch import list_launches
+from warpattn.kernels.sm90.prefill.tilings import choose_config
 from warpattn.masks import Causal, CustomMask, Mask, SlidingWindow
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS

@@ -19,7 +19,7 @@ from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.problem import Call, Problem, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.element import BF16
-from warpattn.problem.launch import PlanOptions
+from warpattn.problem.launch import EARLY, PlanOptions
 from warpattn.problem.operands import COPY_RULE, Operands
 from warpattn.runtime.launches import list_launches
 from warpattn.runtime.plan import plan
@@ -46,6 +46,17 @@ def test_a_plan_prints_itself_and_its_reasons():
     assert "seq 1000 x 2000, heads 8/2, head dim 128/64, bfloat16" in text
     assert len(chosen.choice.reasons) >= 3 and COPY_RULE in chosen.choice.reasons
     assert all(f"because {reason}" in text for reason in chosen.choice.reasons)
+
+
+def test_a_plan_says_what_starts_early():
+    decoding = {"seq_q": 1, "seq_k": 4096}
+    split = {"batch": 1, "seq_q": 64, "seq_k": 100_000}
+    paged = {"kind": "paged", "page_size": 64, "seq_q": 64, "seq_k": 4096}
+    for changes in ({"seq_q": 4096, "seq_k": 4096}, split, paged, decoding):
+        choice = plan(problem(wa.Causal(), **changes)).choice
+        (reason,) = [reason for reason in choice.reasons if reason.startswith(EARLY)]
+        triggers = choice.kernel == "prefill" and choice.partitions == 1
+        assert reason.endswith("next kernel may") == triggers, reason
 
 
 ENDS = [None, wa.Causal()], [1, 700, 2048, 2049, 100_000]

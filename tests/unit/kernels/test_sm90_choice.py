@@ -13,9 +13,9 @@ from tests.unit.kernels.sm90_builds import chosen
 from warpattn.kernels.pieces.span_tiles import span_tiles
 from warpattn.kernels.sm90.candidates import candidates
 from warpattn.kernels.sm90.prefill.choice import MANY_KEYS, choose
-from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT, choose_config
+from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.kernels.sm90.prefill.rates import COMMAND, RECORDS, measured_tile
-from warpattn.kernels.sm90.prefill.tilings import tile_shape, tiling
+from warpattn.kernels.sm90.prefill.tilings import choose_config, tile_shape, tiling
 from warpattn.kernels.sm90.prefill_varlen.config import choose as choose_varlen
 from warpattn.masks import Causal, Chunked, Document, Full, Mask, Padding, SlidingWindow
 from warpattn.problem import Call, Problem, validate

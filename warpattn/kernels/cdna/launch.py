@@ -52,7 +52,7 @@ def launches_of_choice(
     tiles, m_tiles = _tiles(problem, config, sequence)
     partial = choice.partitions > 1
     traits = traits_of(problem, partial)
-    tensors = _tensor_args(x, sequence, config) | {"shape": _shape(problem, sequence, m_tiles, tiles, choice)}
+    tensors = _tensor_args(x, sequence, config) | {"shape": _shape(problem, m_tiles, tiles, choice)}
     scale = checked.scale if config.eight_bit is None else _scales(checked.scale, x, sequence)
     parts = _workspace(tiles * choice.partitions, config, x.q.device) if partial else {}
     args = tensors | {"scale": scale, **modifier_args(checked)} | parts
@@ -142,7 +142,7 @@ def _tiles(problem: Problem, config: CDNAConfig, sequence: Sequence) -> tuple[in
     return problem.batch * problem.heads_kv * -(-group // config.pack) * m_tiles, m_tiles
 
 
-def _shape(problem: Problem, sequence: Sequence, m_tiles: int, tiles: int, choice: Choice) -> Shape:
+def _shape(problem: Problem, m_tiles: int, tiles: int, choice: Choice) -> Shape:
     """The kernel's integers."""
     keys = problem.seq_k // problem.page_size if problem.page_size else problem.seq_k
     group = problem.heads_q // problem.heads_kv

@@ -32,10 +32,10 @@ class SoftmaxState:
 
 
 @gluon.jit
-def softmax_start(s, c):
-    """First tile: (state, p) of scores `s` [M, N]; hidden ones are -inf, whole rows may be."""
+def softmax_start(s, c, lift: gl.constexpr = 0.0):
+    """First tile: (state, p) of scores `s` [M, N]; hidden ones are -inf, whole rows may be. m is `lowered`."""
     quads = as_quads(s)
-    m = quad_max(lane_max(quads))
+    m = lowered(quad_max(lane_max(quads)), c, lift)
     mc = exponent(m, c)
     p = gl.exp2(quads * c - mc[:, None, :, None])
     return SoftmaxState(m, lane_sum(p)), p

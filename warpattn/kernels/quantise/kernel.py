@@ -19,7 +19,6 @@ from triton.language import PropagateNan
 
 from warpattn.kernels.cache.config import VECTOR
 
-_VECTOR = gl.constexpr(VECTOR)
 _LEAST_SCALE = gl.constexpr(2.0**-126)
 _ALL = gl.constexpr(PropagateNan.ALL)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ..ir.locations import Frame
 
-KINDS = (
+Kind = Literal[
     "Race",
     "Deadlock",
     "Livelock",
@@ -20,7 +20,7 @@ KINDS = (
     "StepLimit",
     "AssertionFailed",
     "DivisionByZero",
-)
+]
 
 
 class Place(NamedTuple):
@@ -62,7 +62,7 @@ class Seen(NamedTuple):
 class Finding:
     """One fault. `places` are the accesses or waits that make it, the later one first."""
 
-    kind: str
+    kind: Kind
     message: str
     places: tuple[Place, ...] = ()
     buffer: str = ""

@@ -20,7 +20,7 @@ from ..errors import SimulationError
 from ..ir.formats import memory_dtype
 from ..ir.valuetypes import Type
 from .clocks import Clock
-from .findings import Finding, Findings, Place
+from .findings import Finding, Findings, Kind, Place
 
 POISON = 0xFF  # a NaN in every float format, -1 as an integer
 
@@ -160,7 +160,7 @@ class SharedBuffer:
         else:
             self.findings.add(self._conflict("MissingFence", text, new, old))
 
-    def _conflict(self, kind: str, text: str, new: Access, old: Access) -> Finding:
+    def _conflict(self, kind: Kind, text: str, new: Access, old: Access) -> Finding:
         box = (max(new.view.low, old.view.low), min(new.view.high, old.view.high))
         return Finding(kind, text, (new.place, old.place), self.name, box)
 

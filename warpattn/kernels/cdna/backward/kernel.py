@@ -41,7 +41,7 @@ def keys_kernel(
     """dk and dv; arguments as in `queries_kernel`. Grid: (tiles of HELD keys,)."""
     mods = Modifiers(None, False, functions.span, functions.score, mask_args, score_args)
     ctx = Context(reads, strides, numbers, shape, mods, functions.slope, scale, functions.keep, config, traits)
-    work, key = find_keys(indices, shape, config, traits)
+    work, key = find_keys(indices, shape, traits)
     if key < work.lengths.seq_k:
         key_gradients(ctx, work, key, own_strides, results)
 

@@ -43,7 +43,7 @@ class Rows:
 
 
 @gluon.jit
-def find_keys(indices, shape, config: gl.constexpr, traits: gl.constexpr):
+def find_keys(indices, shape, traits: gl.constexpr):
     """(work of this workgroup, its first key): the first keys of a head, which most rows of a causal mask see, first.
     The work's rows are the first query head's."""
     number = tile_of_workgroup(gl.program_id(0), shape.tiles)

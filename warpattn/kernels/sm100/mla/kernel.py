@@ -65,12 +65,12 @@ def latent_kernel(
     )  # fmt: skip
     fence_async_shared()
     workers: gl.constexpr = config.topology.workers
-    if config.eight_bit is None:
-        gl.warp_specialize([(attend_role, (ctx, recompute_args)), (mma_role, (ctx,)), (load_role, (ctx,))],
-                           workers.warps, workers.registers)  # fmt: skip
-    else:
-        gl.warp_specialize([(attend_role, (ctx, recompute_args)), (mma_role, (ctx,)), (load_stored, (ctx,)),
-                            (convert_role, (ctx,))], workers.warps, workers.registers)  # fmt: skip
+    gl.warp_specialize(
+        [(attend_role, (ctx, recompute_args)), (mma_role, (ctx,))]
+        + ([(load_role, (ctx,))] if config.eight_bit is None else [(load_stored, (ctx,)), (convert_role, (ctx,))]),
+        workers.warps,
+        workers.registers,
+    )
 
 
 @gluon.jit

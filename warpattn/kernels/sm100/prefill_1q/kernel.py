@@ -29,13 +29,10 @@ from .mma import mma_role
 @gluon.jit
 def start_1q(ctx, workers: gl.constexpr):
     """Run every role in its warps."""
-    if not ctx.config.converts:
-        gl.warp_specialize([(correction_role, (ctx,)), (softmax_role, (ctx, 0)), (softmax_role, (ctx, 1)),
-                            (mma_role, (ctx,)), (load_role, (ctx,))], workers.warps, workers.registers)  # fmt: skip
-    else:
-        gl.warp_specialize([(correction_role, (ctx,)), (softmax_role, (ctx, 0)), (softmax_role, (ctx, 1)),
-                            (mma_role, (ctx,)), (load_role, (ctx,)), (convert_role, (ctx,))],
-                           workers.warps, workers.registers)  # fmt: skip
+    gl.warp_specialize([(correction_role, (ctx,)), (softmax_role, (ctx, 0)), (softmax_role, (ctx, 1)),
+                        (mma_role, (ctx,)), (load_role, (ctx,))]
+                       + ([(convert_role, (ctx,))] if ctx.config.converts else []),
+                       workers.warps, workers.registers)  # fmt: skip
 
 
 @gluon.jit

@@ -60,9 +60,9 @@ def wide_kernel(
     )  # fmt: skip
     fence_async_shared()
     workers: gl.constexpr = config.topology.workers
-    if config.eight_bit is None:
-        gl.warp_specialize([(attend_role, (ctx, recompute_args)), (mma_role, (ctx,)), (load_role, (ctx,))],
-                           workers.warps, workers.registers)  # fmt: skip
-    else:
-        gl.warp_specialize([(attend_role, (ctx, recompute_args)), (mma_role, (ctx,)), (load_role, (ctx,)),
-                            (convert_role, (ctx,))], workers.warps, workers.registers)  # fmt: skip
+    gl.warp_specialize(
+        [(attend_role, (ctx, recompute_args)), (mma_role, (ctx,)), (load_role, (ctx,))]
+        + ([] if config.eight_bit is None else [(convert_role, (ctx,))]),
+        workers.warps,
+        workers.registers,
+    )

@@ -226,9 +226,7 @@ def start_scores(ctx, q_state, first, wg: gl.constexpr):
     """Start S = K · Qᵀ + first [64, M]."""
     config: gl.constexpr = ctx.config
     widths: gl.constexpr = chain_widths(config, config.widths_qk, config.padded_qk)
-    k = held_parts(ctx.rings.k, q_state, wg, config.rows, widths)
-    q = slot_parts(ctx.rings.q, q_state, config.block_m, widths)
-    return start_chain(k, q, first, ctx.mods.score is None)
+    return start_chain(ctx, ctx.rings.k, ctx.rings.q, q_state, widths, first, ctx.mods.score is None, wg)
 
 
 @gluon.jit
@@ -236,14 +234,15 @@ def start_value_scores(ctx, do_state, delta, wg: gl.constexpr):
     """Start dP = V · dOᵀ + delta [64, M]."""
     config: gl.constexpr = ctx.config
     widths: gl.constexpr = chain_widths(config, config.widths_v, config.padded_v)
-    v = held_parts(ctx.rings.v, do_state, wg, config.rows, widths)
-    do = slot_parts(ctx.rings.do, do_state, config.block_m, widths)
-    return start_chain(v, do, delta, True)
+    return start_chain(ctx, ctx.rings.v, ctx.rings.do, do_state, widths, delta, True, wg)
 
 
 @gluon.jit
-def start_chain(left, right, first, use_first: gl.constexpr):
-    """Start first + left [64, D] · rightᵀ, right [M, D], both in parts of the columns."""
+def start_chain(ctx, keys, rows, state, widths: gl.constexpr, first, use_first: gl.constexpr, wg: gl.constexpr):
+    """Start first + keys [64, D] · rowsᵀ, rows [M, D], in parts of `widths` columns; `keys` and `rows` are rings."""
+    config: gl.constexpr = ctx.config
+    left = held_parts(keys, state, wg, config.rows, widths)
+    right = slot_parts(rows, state, config.block_m, widths)
     for i in gl.static_range(len(left)):
         first = warpgroup_mma(left[i], right[i].permute((1, 0)), first, use_acc=use_first or i > 0, is_async=True)
     return first

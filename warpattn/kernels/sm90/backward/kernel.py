@@ -36,47 +36,19 @@ def attend_1(ctx):
 @gluon.jit
 def start_roles(ctx):
     """Run every role in its warps; the topology lists them in this order."""
-    workers: gl.constexpr = ctx.config.topology.workers
-    if ctx.config.by_product and ctx.config.deterministic:
-        gl.warp_specialize(
-            [
-                (weigh_role, (ctx,)), (derive_role, (ctx,)), (reduce_role, (ctx,)), (load_role, (ctx,)),
-                (turn_role, (ctx,)), (add_role, (ctx,)), (pass_role, (ctx,)),
-            ],
-            workers.warps,
-            workers.registers,
-        )  # fmt: skip
-    elif ctx.config.by_product:
-        gl.warp_specialize(
-            [(weigh_role, (ctx,)), (derive_role, (ctx,)), (reduce_role, (ctx,)), (load_role, (ctx,))],
-            workers.warps,
-            workers.registers,
-        )
-    elif ctx.config.attend_adds and ctx.config.deterministic:
-        gl.warp_specialize(
-            [(attend_0, (ctx,)), (attend_1, (ctx,)), (load_role, (ctx,)), (turn_role, (ctx,)), (pass_role, (ctx,))],
-            workers.warps,
-            workers.registers,
-        )
-    elif ctx.config.attend_adds:
-        gl.warp_specialize(
-            [(attend_0, (ctx,)), (attend_1, (ctx,)), (load_role, (ctx,))], workers.warps, workers.registers
-        )
-    elif ctx.config.deterministic:
-        gl.warp_specialize(
-            [
-                (attend_0, (ctx,)), (attend_1, (ctx,)), (reduce_role, (ctx,)), (load_role, (ctx,)),
-                (turn_role, (ctx,)), (add_role, (ctx,)), (pass_role, (ctx,)),
-            ],
-            workers.warps,
-            workers.registers,
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [(attend_0, (ctx,)), (attend_1, (ctx,)), (reduce_role, (ctx,)), (load_role, (ctx,))],
-            workers.warps,
-            workers.registers,
-        )
+    config: gl.constexpr = ctx.config
+    workers: gl.constexpr = config.topology.workers
+    gl.warp_specialize(
+        ([(weigh_role, (ctx,))] if config.by_product else [(attend_0, (ctx,))])
+        + ([(derive_role, (ctx,))] if config.by_product else [(attend_1, (ctx,))])
+        + ([] if config.attend_adds else [(reduce_role, (ctx,))])
+        + [(load_role, (ctx,))]
+        + ([(turn_role, (ctx,))] if config.deterministic else [])
+        + ([(add_role, (ctx,))] if config.deterministic and not config.attend_adds else [])
+        + ([(pass_role, (ctx,))] if config.deterministic else []),
+        workers.warps,
+        workers.registers,
+    )
 
 
 DEVICE_CODE = DeviceCode(make_rings, start_roles, PRODUCTS)

@@ -153,15 +153,7 @@ def attend_scaled_tokens(ctx, state, p_tiles, item, scaling):
         s = key_scores(ctx, state.k, scaling) * k_scale[:, None]
         ctx.rings.k.consumer_release(state.k)
         s = masked_scores(ctx, s, item, i)
-        m = state.m
-        l = state.l
-        o = state.o
-        x = exponents(ctx, s, m[None, :])
-        if any_exceeds(furthest(x, v_exponents, most)):
-            m, l, step = raised(ctx, s, m, l)
-            x = exponents(ctx, s, m[None, :])
-            most, factors = raised_weights(x, v_exponents, most, step)
-            o = rescaled(o, factors)
+        x, most, m, l, o = exponents_within(ctx, s, v_exponents, most, state.m, state.l, state.o, rescaled)
         l = l + thread_sum(gl.exp2(x))
         p = ()
         for part in gl.static_range(blocks):
@@ -169,6 +161,21 @@ def attend_scaled_tokens(ctx, state, p_tiles, item, scaling):
         o = add_values(ctx, state, p, o, p_tiles, item, i)
         state = SwapAbProgress(o, m, l, state.k.step(), state.v.step())
     return SwapAbProgress(rescaled(state.o, powers(most)), state.m, state.l, state.k, state.v)
+
+
+@gluon.jit
+def exponents_within(ctx, s, v_exponents, most, m, l, o, rescale: gl.constexpr):
+    """(exponents [N, R] of scores `s`; references `most` of each block's weights and `m` of scores, sums `l` and output
+    `o` under them). Where a weight, or one with its value's scale, exceeds the headroom, references rise, and `rescale`
+    multiplies the output by factors [R] of each block.
+    """
+    x = exponents(ctx, s, m[None, :])
+    if any_exceeds(furthest(x, v_exponents, most)):
+        m, l, step = raised(ctx, s, m, l)
+        x = exponents(ctx, s, m[None, :])
+        most, factors = raised_weights(x, v_exponents, most, step)
+        o = rescale(o, factors)
+    return x, most, m, l, o
 
 
 @gluon.jit

@@ -12,7 +12,7 @@ from warpattn.language.nodes import Reads
 from warpattn.problem import Problem, is_latent
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import Element
-from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
+from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY, EARLY_AND_WAITS, Choice, PlanOptions
 from warpattn.problem.scales import eight_bit_of
 
 from ..operand_format import OperandFormat
@@ -350,19 +350,19 @@ def _own_reasons(config: DecodeConfig) -> tuple[str, ...]:
     if config.swap_ab:
         columns = config.swap_ab.columns
         reasons += (f"swap-AB: keys and values on the left of the products, {columns} columns for queries",)
-    reasons += (f"PDL: its CTAs may start before the preceding kernel ends{_before_wait(config.overlap)}",)
+    reasons += (_early_start(config.overlap),)
     if config.schedule.interleave_heads:
         reasons += ("a CTA takes every n-th head, so that CTAs read neighbouring heads at the same time",)
     return reasons
 
 
-def _before_wait(overlap: Overlap) -> str:
-    """The reads of a CTA before it waits for the preceding kernel."""
+def _early_start(overlap: Overlap) -> str:
+    """What PDL allows, with the reads of a CTA before it waits for the preceding kernel."""
     most = overlap.max_inflight_stages
     older = f"read older keys{'' if most is None else f', {most} tiles at a time'}"
     reads = [older] if overlap.kv_ready_before_dependency else []
     reads += [f"prefetch keys of {overlap.prefetch_tiles} tiles to L2"] if overlap.prefetch_tiles else []
-    return f", and {' and '.join(reads)} before they wait for its end" if reads else ", and wait for its end"
+    return f"{EARLY}, and {' and '.join(reads)} before they wait for its end" if reads else EARLY_AND_WAITS
 
 
 def combined(problem: Problem, config: StreamConfig, grid: int) -> int:

@@ -121,11 +121,16 @@ def rescaled(o, factors):
     if blocks == 1:
         return o * factors[0][None, :]
     else:
-        before = row_blocks(o, blocks)
-        made = ()
-        for part in gl.static_range(blocks):
-            made += (before[part] * factors[part][None, :],)
-        return joined(made)
+        return joined(scaled_blocks(row_blocks(o, blocks), factors))
+
+
+@gluon.jit
+def scaled_blocks(o, factors):
+    """Each block [M, R] of an output times its factors [R]."""
+    made = ()
+    for part in gl.static_range(len(o)):
+        made += (o[part] * factors[part][None, :],)
+    return made
 
 
 @gluon.jit

@@ -22,19 +22,16 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ...nvidia.opaque import hide_from_compiler
 from ...pieces.softmax import LOWEST
 from ..decode.attend_swap_ab import (
-    any_exceeds,
-    furthest,
+    exponents_within,
     masked_scores,
     powers,
-    raised,
-    raised_weights,
     thread_sum,
     with_scale,
 )
 from ..decode.context import in_tile, rows_of
+from ..decode.eight_bit import scaled_blocks
 from ..decode.load import block_keys, in_cache
 from ..decode.output import write_columns
-from ..exponents import exponents
 from .context import TileSlots, half_tile, half_words, rope_tile
 from .eight_bit_operands import accumulators, by_rows, in_key_order, key_operand, value_operand
 from .recompute import attend_again, owes_nan
@@ -137,13 +134,7 @@ def attend_narrow_keys(ctx, state, item, i):
     s = narrow_scores(ctx, slots, scales) * state.power[None, :]
     ctx.rings.k.consumer_release(slots.rope)
     s = masked_scores(ctx, s, item, i)
-    m, l, o, most = state.m, state.l, state.o, state.most
-    x = exponents(ctx, s, m[None, :])
-    if any_exceeds(furthest(x, v_exponents, most)):
-        m, l, step = raised(ctx, s, m, l)
-        x = exponents(ctx, s, m[None, :])
-        most, factors = raised_weights(x, v_exponents, most, step)
-        o = scaled_blocks(o, factors)
+    x, most, m, l, o = exponents_within(ctx, s, v_exponents, state.most, state.m, state.l, state.o, scaled_blocks)
     for part in gl.static_range(BLOCKS):
         weights = gl.exp2(with_scale(x, v_exponents[part]) - most[part][None, :])
         ctx.rings.p.index(part).permute((1, 0)).store(weights.to(gl.float16))
@@ -260,15 +251,6 @@ def start_values(ctx, o, slots, here, part: gl.constexpr):
     half = half_words(ctx, slots.left if part < BLOCKS // 2 else slots.right, gl.int16)
     v = value_operand(half.slice(part % (BLOCKS // 2) * (BLOCK // 2), BLOCK // 2, 1), ctx.config)
     return warpgroup_mma(v, ctx.rings.p.index(here + part).permute((1, 0)), o[part], is_async=True), v
-
-
-@gluon.jit
-def scaled_blocks(o, factors):
-    """Each block [128, R] times its factors [R]."""
-    made = ()
-    for part in gl.static_range(BLOCKS):
-        made += (o[part] * factors[part][None, :],)
-    return made
 
 
 @gluon.jit

@@ -20,7 +20,7 @@ from ..exact_softmax import exact_start, exact_step
 from ..layouts import TURNS, accumulator_layout, element_type, operand_layout, turn_asm
 from .eight_bit.convert import fp16_queries
 from .eight_bit.scales import key_block_scales, of_tile, scaled_scores, scaled_weights
-from .eight_bit.weights import lift_of, pack_bytes, plain_bytes, start_in_bytes, step_in_bytes, unpack_bytes
+from .eight_bit.weights import lift_of, pack_bytes, plain_bytes, step_in_bytes, unpack_bytes
 from .epilogue import store_output
 from .packed_rows import RowHeads, mask_heads, row_heads, row_tokens
 
@@ -115,10 +115,8 @@ def start_softmax(ctx, s):
     c = exponent_scale(ctx)
     if ctx.mods.score is not None:
         return exact_start(s, c, lift_of(ctx.config))
-    elif ctx.config.products:
-        return start_in_bytes(s, c)
     else:
-        return softmax_start(s, c)
+        return softmax_start(s, c, lift_of(ctx.config))
 
 
 @gluon.jit

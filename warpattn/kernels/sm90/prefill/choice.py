@@ -16,14 +16,14 @@ from warpattn.kernels.pieces.span_tiles import SpanTiles, span_tiles
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import ELEMENT_OF
-from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
+from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY_AND_WAITS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE, is_masked
 
 from ..widths import block_columns, block_words
-from .config import SHORT_ROWS, SM90Config, choose_config
+from .config import SM90Config
 from .eight_bit.config import eight_bit_config
 from .rates import ALONE, LAUNCH_US
-from .tilings import Tiling, faster, tiling, tilings_of
+from .tilings import SHORT_ROWS, Tiling, choose_config, faster, tiling, tilings_of
 
 PACKED = (1, 4, 8, 16, 2)  # query heads of a tile; of two that are as good the first one
 GAIN = 0.95  # of the time of the usual configuration that another tile must be estimated to take at most
@@ -327,7 +327,8 @@ def arrange(problem: Problem, target: Arch, config: SM90Config, why: str, parts:
 
     ctas = "one persistent CTA" if config.ctas == 1 else f"one of {config.ctas} persistent CTAs"
     cta_why = f"{ctas} on each of {target.processors} SMs takes tiles as it gets free"
-    reasons = (why, tiling(config).row, *block_words(problem.dim_v), section_why, cta_why, COPY_RULE)
+    early = EARLY_AND_WAITS if config.split else f"{EARLY_AND_WAITS}; then those of the next kernel may"
+    reasons = (why, tiling(config).row, *block_words(problem.dim_v), section_why, cta_why, early, COPY_RULE)
     return Choice("prefill", config, (grid,), lines, reasons, partitions=parts, order=order)
 
 

@@ -1,4 +1,4 @@
-"""SM90Config: tiles, rings, registers and shared memory of the Hopper prefill kernel, and its choice for a problem.
+"""SM90Config: tiles, rings, registers and shared memory of the Hopper prefill kernel.
 
 The kernel, the planner and the tests all read them here. Nothing in this file imports Triton.
 """
@@ -19,13 +19,12 @@ from .eight_bit.sizes import EightBitSizes
 CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma
 SMEM_LIMIT = 232_448  # 227 KiB of a block on sm_90
 ALIGNMENT = 512  # bytes that the compiler may add
-LEAST_STORED = 16  # columns of the output
-WIDE_QUERIES = 256  # columns: of more, shared memory has a query tile and 32 keys at a time
 ONE_SLOT = 448  # columns of queries up to which there are two slots of values beside them
 RECOMPUTE_BARRIERS = 6  # of recompute.py: full and empty of a slot each for K, V and Q
 LEFT_SLOTS = 4  # a list for each warpgroup, see nonfinite.py
 OTHER_REGISTERS = 30  # of a thread, beside scores, weights and output
 CONVERT = "convert"  # the role that makes 16-bit tiles of 8-bit ones, see eight_bit/convert.py
+CONVERT_REGISTERS = 48  # of that role
 
 
 class KeyTileSizes(WithOperands):
@@ -244,59 +243,3 @@ class SM90Config(KeyTileSizes, EightBitSizes):
     def smem_bytes(self) -> int:
         """Shared memory of tiles and barriers; the compiler adds alignment and a few bytes."""
         return self.topology.smem_bytes
-
-
-CONVERT_REGISTERS = 48  # of that role
-SHORT_ROWS = 2048  # queries up to which, at head dim 64, 128-row tiles fit a causal triangle better than 192-row ones
-
-
-def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked: bool) -> tuple[SM90Config, str]:
-    """The measured best configuration for a pair of head dims, and one sentence why (cycles: bench/notes.md).
-
-    `masked`: the mask hides some keys, so tiles differ in length.
-    """
-    qk, v = split_dim(dim_qk), split_values(dim_v)
-    wide, held = max(sum(qk), sum(v)), int(len(qk) > 1)
-    operands = OperandFormat(element, dim_qk, dim_v)
-    if sum(qk) > WIDE_QUERIES:
-        why = f"queries of > {WIDE_QUERIES} columns: 32 keys a tile, one query tile, output stored in column blocks"
-        return stored(SM90Config(operands, 2, 32, 2, 1, v, Registers(240, 24), False)), why
-    if wide <= 64 and masked and seq_q <= SHORT_ROWS:
-        why = f"head dim <= 64, a mask and at most {SHORT_ROWS} queries: 128-row tiles waste less of the diagonal"
-        return SM90Config(operands, 2, 128, 4, 2, v, Registers(240, 24), True), why
-    if wide <= 64:
-        why = "head dim <= 64: exponentials take as long as products, so three warpgroups hide them better"
-        return SM90Config(operands, 3, 128, 2, 2, v, Registers(160, 32), True), why
-    if wide <= 128:
-        why = "head dim <= 128: two warpgroups and 128 keys fill registers and shared memory with two query tiles"
-        return SM90Config(operands, 2, 128, _stages(wide), 2, v, Registers(240, 24), True), why
-    if wide <= 160 or (wide <= 192 and sum(v) <= 128):
-        why = "head dim <= 160, or <= 192 with values of <= 128: 128 keys a tile, with one query tile they fit"
-        held = held if wide > 160 else 0
-        return stored(SM90Config(operands, 2, 128, 2, 1, v, Registers(240, 24), True, held_parts=held)), why
-    if wide < 256:
-        why = "head dim > 160: 64 keys a tile, one query tile, the last part of Q in registers"
-        return stored(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), True, held_parts=held)), why
-    why = "head dim > 224: 64 keys a tile, one query tile, output stored in column blocks, to fit shared memory"
-    return stored(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), False)), why
-
-
-def _stages(columns: int) -> int:
-    """Slots of the rings of K and V with 128 keys a tile: 3 instead of 2 gained 2 % at head dim 96 (H200)."""
-    return 4 if columns <= 80 else 3 if columns <= 96 else 2
-
-
-def stored(config: SM90Config) -> SM90Config:
-    """The config with as many columns of the output stored at once as there is memory for; no fewer than are fast."""
-    if config.smem_bytes + ALIGNMENT <= SMEM_LIMIT:
-        return config
-    widest = 128 if config.block_n == 64 else 64
-    return replace(config, store_parts=(min(widest, config.v_parts[-1]),))
-
-
-def fitted(config: SM90Config) -> SM90Config:
-    """The same with as few as it takes, where scales of 8-bit tiles need memory, too."""
-    config = stored(config)
-    while config.smem_bytes + ALIGNMENT > SMEM_LIMIT and config.store_parts[0] > LEAST_STORED:
-        config = replace(config, store_parts=(config.store_parts[0] // 2,))
-    return config

@@ -1,5 +1,5 @@
-"""Tiles that the plan of a dense prefill on Hopper may choose from: those with a measured rate (rates.py) that fit
-registers and shared memory, for one query head or several."""
+"""Tiles that the plan of a dense prefill on Hopper may choose from: the usual ones of a pair of head dims, and others
+with a measured rate (rates.py) that fit registers and shared memory, for one query head or several."""
 
 from __future__ import annotations
 
@@ -10,12 +10,70 @@ from itertools import islice
 from typing import NamedTuple
 
 from warpattn.kernels.topology import Registers
+from warpattn.problem.element import Element
 
-from .config import ALIGNMENT, OTHER_REGISTERS, SMEM_LIMIT, SM90Config, stored
+from ..operand_format import OperandFormat
+from ..widths import split_dim, split_values
+from .config import ALIGNMENT, OTHER_REGISTERS, SMEM_LIMIT, SM90Config
 from .rates import Rate, TileShape, rate_of, row_words, tiles_of
 
+LEAST_STORED = 16  # columns of the output
+WIDE_QUERIES = 256  # columns: of more, shared memory has a query tile and 32 keys at a time
+SHORT_ROWS = 2048  # queries up to which, at head dim 64, 128-row tiles fit a causal triangle better than 192-row ones
 LENGTHS_SLOTS = 4  # of rings at least where lengths are on the device: keys may come page by page
 REGISTERS = {1: Registers(232, 24), 2: Registers(240, 24), 3: Registers(160, 32), 4: Registers(112, 32)}  # by consumers
+
+
+def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked: bool) -> tuple[SM90Config, str]:
+    """The measured best configuration for a pair of head dims, and one sentence why (cycles: bench/notes.md).
+
+    `masked`: the mask hides some keys, so tiles differ in length.
+    """
+    qk, v = split_dim(dim_qk), split_values(dim_v)
+    wide, held = max(sum(qk), sum(v)), int(len(qk) > 1)
+    operands = OperandFormat(element, dim_qk, dim_v)
+    if sum(qk) > WIDE_QUERIES:
+        why = f"queries of > {WIDE_QUERIES} columns: 32 keys a tile, one query tile, output stored in column blocks"
+        return stored(SM90Config(operands, 2, 32, 2, 1, v, Registers(240, 24), False)), why
+    if wide <= 64 and masked and seq_q <= SHORT_ROWS:
+        why = f"head dim <= 64, a mask and at most {SHORT_ROWS} queries: 128-row tiles waste less of the diagonal"
+        return SM90Config(operands, 2, 128, 4, 2, v, Registers(240, 24), True), why
+    if wide <= 64:
+        why = "head dim <= 64: exponentials take as long as products, so three warpgroups hide them better"
+        return SM90Config(operands, 3, 128, 2, 2, v, Registers(160, 32), True), why
+    if wide <= 128:
+        why = "head dim <= 128: two warpgroups and 128 keys fill registers and shared memory with two query tiles"
+        return SM90Config(operands, 2, 128, _stages(wide), 2, v, Registers(240, 24), True), why
+    if wide <= 160 or (wide <= 192 and sum(v) <= 128):
+        why = "head dim <= 160, or <= 192 with values of <= 128: 128 keys a tile, with one query tile they fit"
+        held = held if wide > 160 else 0
+        return stored(SM90Config(operands, 2, 128, 2, 1, v, Registers(240, 24), True, held_parts=held)), why
+    if wide < 256:
+        why = "head dim > 160: 64 keys a tile, one query tile, the last part of Q in registers"
+        return stored(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), True, held_parts=held)), why
+    why = "head dim > 224: 64 keys a tile, one query tile, output stored in column blocks, to fit shared memory"
+    return stored(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), False)), why
+
+
+def _stages(columns: int) -> int:
+    """Slots of the rings of K and V with 128 keys a tile: 3 instead of 2 gained 2 % at head dim 96 (H200)."""
+    return 4 if columns <= 80 else 3 if columns <= 96 else 2
+
+
+def stored(config: SM90Config) -> SM90Config:
+    """The config with as many columns of the output stored at once as there is memory for; no fewer than are fast."""
+    if config.smem_bytes + ALIGNMENT <= SMEM_LIMIT:
+        return config
+    widest = 128 if config.block_n == 64 else 64
+    return replace(config, store_parts=(min(widest, config.v_parts[-1]),))
+
+
+def fitted(config: SM90Config) -> SM90Config:
+    """The same with as few as it takes, where scales of 8-bit tiles need memory, too."""
+    config = stored(config)
+    while config.smem_bytes + ALIGNMENT > SMEM_LIMIT and config.store_parts[0] > LEAST_STORED:
+        config = replace(config, store_parts=(config.store_parts[0] // 2,))
+    return config
 
 
 class Tiling(NamedTuple):

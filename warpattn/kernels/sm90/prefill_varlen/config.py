@@ -10,7 +10,7 @@ from warpattn.kernels.pieces.scheduler_sizes import SPLIT_VARLEN_FIELDS, VARLEN_
 from warpattn.kernels.topology import Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
-from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
+from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY_AND_WAITS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
 
 from ..prefill.choice import Candidate, pack, shared_out, split, usual_config
@@ -116,7 +116,8 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     order_why = "a kernel of its own sorts the query blocks by the key tiles their lengths and the mask leave them"
     order = VarlenOrder(blocks, _candidates(problem, tiles.tokens), section)
     why = f"{why}; {split_why}" if parts > 1 else why
-    reasons = (why, tiling(tiles).row, *block_words(problem.dim_v), box_why, section_why, order_why, COPY_RULE)
+    rules = box_why, section_why, order_why, EARLY_AND_WAITS, COPY_RULE
+    reasons = (why, tiling(tiles).row, *block_words(problem.dim_v), *rules)
     return Choice("prefill_varlen", config, (grid,), lines, reasons, partitions=parts, order=order)
 
 

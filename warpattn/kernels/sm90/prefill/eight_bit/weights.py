@@ -14,7 +14,7 @@ below the bound.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ....pieces.softmax import SoftmaxState, as_quads, exponent, lane_max, lane_sum, lowered, quad_max, warp_any
+from ....pieces.softmax import SoftmaxState, as_quads, exponent, lane_max, lowered, quad_max, warp_any
 
 LIFT = gl.constexpr(6.0)  # weights are at most 2^6 where their reference is made, and at least 2^-15 of a row's largest
 LARGEST = gl.constexpr(448.0)  # finite e4m3
@@ -53,16 +53,6 @@ def unpack_bytes(packed, dtype: gl.constexpr):
     low = gl.join(packed.to(gl.int8), (packed >> 16).to(gl.int8))
     high = gl.join((packed >> 8).to(gl.int8), (packed >> 24).to(gl.int8))
     return gl.join(low, high).reshape([packed.shape[0], packed.shape[1] * 32]).to(dtype, bitcast=True)
-
-
-@gluon.jit
-def start_in_bytes(s, c):
-    """`softmax_start` with a reference for weights of 8 bits, which are not packed yet."""
-    quads = as_quads(s)
-    m = lowered(quad_max(lane_max(quads)), c, LIFT)
-    mc = exponent(m, c)
-    p = gl.exp2(quads * c - mc[:, None, :, None])
-    return SoftmaxState(m, lane_sum(p)), p
 
 
 @gluon.jit
