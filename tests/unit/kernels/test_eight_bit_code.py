@@ -16,7 +16,7 @@ from tests.sim.cdna.test_mla_eight_bit import called as cdna_latents
 from tests.sim.sm90.mla import Latent
 from tests.sim.sm100.test_eight_bit import choice_of, steps, stored
 from tests.sim.sm100.test_mla_eight_bit import prepared as latents
-from tests.unit.kernels.test_cdna_code import Built, build, no_spills
+from tests.unit.kernels.test_cdna_code import Built, build
 from tests.unit.kernels.test_sm100_code import COMPILER_BYTES, compile_prefill
 from warpattn.kernels.sm100.config import SMEM_LIMIT, FA4Config
 from warpattn.machine_code.gcn import check_copies, check_loads
@@ -84,13 +84,17 @@ def test_scales_of_columns_are_few_instructions(arch, tokens):
 
 SHAPES = list(product((1, 40), (64, 128, 256), (0, 16), (PER, TOKENS)))
 SHAPES += list(product((1, 40), (128, 256), (0, 16), (COLUMNS,)))
+# Scalars in lanes of a vector register: arguments that only the end or attending again needs, written before the loop
+# over key tiles and read behind it. Pages, scales of both and 106 scalar registers leave none for them.
+IN_LANES = {((1, 256, 16, COLUMNS), "gfx942"): 16}
 
 
 @pytest.mark.parametrize(("shape", "arch"), drawn(product(SHAPES, ARCHS), [(SHAPES[3], "gfx942")]))
 def test_nothing_spills_and_all_is_in_order(shape, arch):
     tokens, dim, page_size, per = shape
     found = built(arch, tokens, per, dim, page_size)
-    assert no_spills(found)
+    assert (found.summary.vgpr_spills, found.summary.scratch) == (0, 0)
+    assert found.summary.sgpr_spills <= IN_LANES.get((shape, arch), 0)
     assert check_copies(found.text).proven
     assert not check_loads(found.text)
 

@@ -173,7 +173,9 @@ def compiled(page: int):
 
 # Pages and the bytes of stack that the compiler spills to, Triton 3.9.0: with TMA through pages, numbers that an item
 # needs once and up to three words around the mask of a tile; with pages of 16 the two registers of the L2 policy too.
-STACK = {0: 0, 3: 0, 16: 72, 64: 56}
+# One token has no mask: its dense keys spill three words outside of the loops over key tiles, pages of 16 two more than
+# with a mask, but read one word instead of two in each tile.
+STACK = {0: 16, 3: 0, 16: 80, 64: 56}
 
 
 @pytest.mark.full
