@@ -33,7 +33,7 @@ BF16 = torch.bfloat16
 DECODE = Case(batch=1, seq_q=2, seq_k=600, heads_q=4, heads_kv=1, dim=128, dtype=BF16, mask="window-both", sinks=True)
 # Name -> (the problem, parts of its keys, special values that its kernel meets)
 CASES = {
-    "prefill, 64": (replace(CALLS["window"], seq_q=150), 1, "hidden"),
+    "prefill, 64": (replace(CALLS["window"], seq_q=150), 1, "partly hidden"),
     "prefill, 160": (WIDE["causal, 160"], 1, "partly hidden"),
     "ragged, 256": (WIDE["causal, 256, ragged"], 1, "partly hidden"),
     "pages, 256": (WIDE["window, 256, pages"], 1, "partly hidden"),

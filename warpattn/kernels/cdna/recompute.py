@@ -53,22 +53,36 @@ def lanes_layout(rows, waves):
 def attend_again(ctx, spoiled):
     """The output of this workgroup's tile, with `nonfinite_rows`."""
     config: gl.constexpr = ctx.config
-    ctx = apart(ctx)
-    # The number is below 2^16, which the compiler does not know: so it keeps nothing of the workgroup's work.
-    work = find_work(ctx.tensors.indices, ctx.shape, gl.program_id(0) + (spoiled >> 16), config, ctx.traits)
+    zero = spoiled >> 16  # which the compiler does not know: so it keeps nothing of the workgroup's work
+    ctx = apart(ctx, zero)
+    work = find_work(ctx.tensors.indices, ctx.shape, gl.program_id(0) + zero, config, ctx.traits)
     count: gl.constexpr = rows_at_once(config)
     for first in range(0, gl.minimum(config.block_m, (work.lengths.seq_q - work.rows.row) * config.pack), count):
         attend_rows(ctx, work, first, count)
 
 
 @gluon.jit
-def apart(ctx):
-    """The context with the arguments that are passed once more."""
+def apart(ctx, zero):
+    """The context with the arguments that are passed once more, and with strides of the mask's tensors plus `zero`."""
     again = ctx.again
     q, q_rope = two_tensors(again.q, ctx.traits.own_rope)
     k, k_rope = two_tensors(again.k, ctx.config.rope is not None)
     tensors = Tensors(q, k, again.v, again.o, again.lse, again.sinks, again.indices, again.strides, q_rope, k_rope)
-    return gl.aggregate_replace(ctx, tensors=tensors, shape=again.shape)
+    mods = gl.aggregate_replace(ctx.mods, mask_args=apart_strides(ctx.mods.mask_args, zero))
+    return gl.aggregate_replace(ctx, tensors=tensors, shape=again.shape, mods=mods)
+
+
+@gluon.jit
+def apart_strides(args, zero):
+    """Captured tensors, pointer, sizes and strides each, with `zero` added to the strides: an offset that both the loop
+    and this code need would be kept in between."""
+    found = ()
+    for i in gl.static_range(len(args)):
+        if args[i].dtype == gl.int64:
+            found += (args[i] + zero,)
+        else:
+            found += (args[i],)
+    return found
 
 
 @gluon.constexpr_function
