@@ -63,25 +63,22 @@ def attend_again(ctx, spoiled):
 
 @gluon.jit
 def apart(ctx, zero):
-    """The context with the arguments that are passed once more, and with strides of the mask's tensors plus `zero`."""
+    """The context with the arguments that are passed once more, and with those of the mask plus `zero`."""
     again = ctx.again
     q, q_rope = two_tensors(again.q, ctx.traits.own_rope)
     k, k_rope = two_tensors(again.k, ctx.config.rope is not None)
     tensors = Tensors(q, k, again.v, again.o, again.lse, again.sinks, again.indices, again.strides, q_rope, k_rope)
-    mods = gl.aggregate_replace(ctx.mods, mask_args=apart_strides(ctx.mods.mask_args, zero))
+    mods = gl.aggregate_replace(ctx.mods, mask_args=each_plus(ctx.mods.mask_args, zero))
     return gl.aggregate_replace(ctx, tensors=tensors, shape=again.shape, mods=mods)
 
 
 @gluon.jit
-def apart_strides(args, zero):
-    """Captured tensors, pointer, sizes and strides each, with `zero` added to the strides: an offset that both the loop
-    and this code need would be kept in between."""
+def each_plus(args, zero):
+    """Pointers, sizes and strides of captured tensors, each plus `zero`: what both the loop and this code computed from
+    them would be kept in between."""
     found = ()
     for i in gl.static_range(len(args)):
-        if args[i].dtype == gl.int64:
-            found += (args[i] + zero,)
-        else:
-            found += (args[i],)
+        found += (args[i] + zero,)
     return found
 
 
