@@ -125,9 +125,7 @@ def add_values(ctx, o, slots, half: gl.constexpr):
     rings.factors.consumer_wait(slots.rope)
     rings.v.consumer_wait(slot)
     left, right = o
-    quads = as_quads(left)
-    rows: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, quads.type.layout))
-    alpha = rings.factors.tile(slots.rope).load(rows)
+    alpha = row_numbers(rings.factors.tile(slots.rope), left)
     if warp_any(-alpha, gl.zeros_like(alpha) - 1.0):
         left = rescale(left, alpha)
         right = rescale(right, alpha)
@@ -165,12 +163,18 @@ def hand_over_sums(ctx, place, softmax):
 def take_sums(ctx, place, o):
     """An item's softmax state, as factors of its output `o` need it."""
     sums = ctx.rings.sums
-    quads = as_quads(o[0])
-    rows: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, quads.type.layout))
     sums.consumer_wait(place)
-    softmax = SoftmaxState(sums.tile(place, 0).load(rows), sums.tile(place, 1).load(rows))
+    softmax = SoftmaxState(row_numbers(sums.tile(place, 0), o[0]), row_numbers(sums.tile(place, 1), o[0]))
     sums.consumer_release(place)
     return softmax
+
+
+@gluon.jit
+def row_numbers(tile, o):
+    """Four numbers a row [64, 4] from shared memory, in the lanes that have these rows of an accumulator."""
+    quads = as_quads(o)
+    rows: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, quads.type.layout))
+    return tile.load(rows)
 
 
 @gluon.jit

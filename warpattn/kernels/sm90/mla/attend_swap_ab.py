@@ -11,7 +11,6 @@ no probabilities change hands.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from ...nvidia.opaque import hide_from_compiler
@@ -24,7 +23,7 @@ from ..decode.output import combine_item, draw_ticket, publish_parts, write_colu
 from ..decode.schedule import item_at, next_item
 from ..exponents import exponents
 from ..layouts import accumulator_layout, element_type
-from .attend import copy_queries
+from .attend import fetch_queries
 from .context import TileSlots, half_tile, rope_tile, tile_slots
 from .eight_bit_swap_ab import attend_narrow_keys, fetch_fractions, finish_blocks, no_narrow_keys
 
@@ -57,7 +56,7 @@ def attend_swap_ab_role(ctx):
 def attend_item(ctx, slots, item):
     """The state of an item after its last key; its first tile is in `slots`."""
     if ctx.config.latents is None:
-        fetch_rows(ctx, item)
+        fetch_queries(ctx, item)
         state = no_keys(ctx.config, slots)
         for i in range(item.begin, item.end):
             state = attend_keys(ctx, state, item, i)
@@ -66,20 +65,6 @@ def attend_item(ctx, slots, item):
         for i in range(item.begin, item.end):
             state = attend_narrow_keys(ctx, state, item, i)
     return state
-
-
-@gluon.jit
-def fetch_rows(ctx, item):
-    """The item's queries to shared memory; rows past the end are 0."""
-    config: gl.constexpr = ctx.config
-    gl.barrier()  # all warps have read the queries of the item before
-    copy_queries(ctx, item, ctx.q.rope, ctx.rings.q_rope.index(0), ctx.q.rope_column, config.rope)
-    for half in gl.static_range(2):
-        copy_queries(ctx, item, ctx.q.latent, ctx.rings.q.index(half), half * config.half, config.half)
-    async_copy.commit_group()
-    async_copy.wait_group(0)
-    fence_async_shared()
-    gl.barrier()
 
 
 @gluon.jit
