@@ -19,10 +19,11 @@ from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.problem import Call, Problem, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.element import BF16
-from warpattn.problem.launch import EARLY, PlanOptions
+from warpattn.problem.launch import EARLY, EARLY_AND_WAITS, PlanOptions
 from warpattn.problem.operands import COPY_RULE, Operands
 from warpattn.runtime.launches import list_launches
 from warpattn.runtime.plan import plan
+from warpattn.runtime.training.plan import plan_backward
 from warpattn.sequences import Dense
 
 DIMS = range(8, 257, 8)
@@ -57,6 +58,9 @@ def test_a_plan_says_what_starts_early():
         (reason,) = [reason for reason in choice.reasons if reason.startswith(EARLY)]
         triggers = choice.kernel == "prefill" and choice.partitions == 1
         assert reason.endswith("next kernel may") == triggers, reason
+    for arch in ("sm90", "sm100"):
+        reasons = plan_backward(problem(wa.Causal(), seq_q=1000, seq_k=1000), arch).choice.reasons
+        assert EARLY_AND_WAITS in reasons and str(reasons).count(EARLY) == 1
 
 
 ENDS = [None, wa.Causal()], [1, 700, 2048, 2049, 100_000]

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
-from warpattn.problem.launch import Choice
+from warpattn.problem.launch import EARLY_AND_WAITS, Choice
 from warpattn.problem.operands import COPY_RULE, is_masked
 
 from .arguments import PADDING
@@ -76,7 +76,7 @@ def key_tile_choice(problem: Problem, config: BackwardTiles, why: str, target: A
         order += "; of a query tile all heads of the group, from the last rows down and, as these end, up"
     reasons = (why, order, "the query heads of a key head are walked in one CTA: dK and dV need no second pass")
     numbered = KeyTileOrder(tiles, heads, section, target.processors)
-    return Choice("backward", config, (ctas,), lines, (*reasons, COPY_RULE), order=numbered)
+    return Choice("backward", config, (ctas,), lines, (*reasons, EARLY_AND_WAITS, COPY_RULE), order=numbered)
 
 
 def heads_of_section(problem: Problem, config: BackwardTiles, tiles: int, target: Arch) -> int:
