@@ -81,7 +81,8 @@ def threads(jobs: Callable[[int], list[Job]], count: int, streams: list[Any], se
         chance = random.Random(number)
         with on(streams[number % len(streams)]):
             mine = jobs(number)
-            while not load.faults and (time.monotonic() < end or not load.done):
+            load.do(chance.choice(mine))  # however late the thread begins
+            while not load.faults and time.monotonic() < end:
                 load.do(chance.choice(mine))
 
     workers = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(count)]
