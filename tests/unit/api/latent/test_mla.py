@@ -173,7 +173,8 @@ def compiled(page: int):
 
 
 # Pages and the bytes of stack that the compiler spills to, Triton 3.9.0: with TMA through pages, numbers that an item
-# needs once, in no loop over key tiles; four boxes of pages of 16 keys have more of them.
+# needs once, in no warpgroup's loop over key tiles; the producer's loop reads one, and up to ten of the four boxes of
+# pages of 16 keys.
 STACK = {0: 0, 3: 0, 16: 120, 64: 24}
 
 

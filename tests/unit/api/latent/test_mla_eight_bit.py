@@ -147,8 +147,8 @@ def compiled(page: int, dtype: torch.dtype):
     return choice.config, triton.compile(launch.source(), target=triton_target("sm90"), options=launch.options)
 
 
-# Pages and the bytes of stack, Triton 3.9.0: numbers that an item needs once, and up to three words in the loops of the
-# role that converts and of that with the scores.
+# Pages and the bytes of stack, Triton 3.9.0: numbers that an item needs once; loops over key tiles read up to four of
+# them in the role that converts, two in that with the scores.
 STACK = {(64, torch.bfloat16): 80, (16, torch.bfloat16): 80, (64, E4M3): 80}
 
 

@@ -243,8 +243,10 @@ def tiles_of(problem: Problem) -> MlaConfig:
     """The configuration for a problem of any number of rows."""
     config = choose_tiles(problem.element, problem.page_size)
     if problem.rope:
-        config = replace(config, latents=problem.kv_element, narrow_rope=problem.narrow_rope)
-        config = replace(config, block_n=CONVERTED_BLOCK_N, stages=STAGES_BESIDE)
+        config = replace(
+            config, block_n=CONVERTED_BLOCK_N, stages=STAGES_BESIDE,
+            latents=problem.kv_element, narrow_rope=problem.narrow_rope,
+        )  # fmt: skip
     return config
 
 
