@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import tempfile
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -148,15 +149,27 @@ def cache_finding(folder: Path | None) -> Finding:
     """A folder of kernels: how many, and whether more are kept."""
     held = cache_folder.look(folder)
     note = f"{held.kernels} compiled, {held.size / 2**20:.1f} MiB"
-    if refusal := cache_folder.refusal(folder):
+    if refusal := cache_folder.refusal(folder) or trial_refusal(folder):
         note += f"; every process compiles its own: {refusal}"
         return Finding("kernels", str(folder or ""), PROBLEM, note)
     return Finding("kernels", str(folder), OK, note)
 
 
+def trial_refusal(folder: Path | None) -> str:
+    """Why a folder cannot be written though its permissions allow it, as in /proc; found by making one there."""
+    if folder is None:
+        return ""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    try:
+        with tempfile.TemporaryDirectory(dir=there):
+            return ""
+    except OSError:
+        return f"{folder} cannot be written"
+
+
 def triton_folder_finding(folder: Path | None) -> Finding:
     """Triton's own folder, where it keeps what it compiles."""
-    if refusal := folder_refusal(folder):
+    if refusal := folder_refusal(folder) or trial_refusal(folder):
         note = f"{refusal}; Triton compiles in a temporary folder: set TRITON_CACHE_DIR"
         return Finding("triton's files", str(folder or ""), PROBLEM, note)
     return Finding("triton's files", str(folder), OK)

@@ -1,5 +1,7 @@
 """`doctor`: what it finds, what it says of parts that will not do, and the way it gives a call."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -111,6 +113,13 @@ def test_the_folder_of_triton(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_HOME", str(tmp_path / "file"))
     found = doctor.triton_folder_finding(doctor.triton_folder())
     assert found.state == doctor.PROBLEM and "set TRITON_CACHE_DIR" in found.note
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no /proc, which lets nobody make a folder")
+@pytest.mark.parametrize("finding", [doctor.cache_finding, doctor.triton_folder_finding])
+def test_a_folder_that_permissions_allow_and_the_system_refuses(finding):
+    found = finding(Path("/proc/none/kernels"))
+    assert found.state == doctor.PROBLEM and "/proc/none/kernels cannot be" in found.note
 
 
 def test_versions_of_what_is_installed():
