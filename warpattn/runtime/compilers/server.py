@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 
+FIRST = "warpattn.runtime.compilers.digests"  # reads while the others are imported
 PRELOADED = ("triton.experimental.gluon", "triton.compiler", "warpattn.runtime.compilers.begun")
 HOPPER = "warpattn.kernels.sm90"
 KERNELS: Mapping[str, tuple[str, ...]] = {  # by architecture, as far as engines call them
@@ -23,6 +24,6 @@ def start(module: str, arch: str | None = None) -> BaseContext:
 
     Forked from a server, because the process that calls may have a card's context."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([module, *PRELOADED, *KERNELS.get(arch or "", ())])
+    context.set_forkserver_preload([FIRST, module, *PRELOADED, *KERNELS.get(arch or "", ())])
     forkserver.ensure_running()
     return context

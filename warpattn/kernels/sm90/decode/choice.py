@@ -218,7 +218,7 @@ def schedule_of(problem: Problem, schedule: Schedule) -> Schedule:
     tiles = row_tiles(problem)
     row_tiles_of_batch = problem.batch * tiles
     schedule = replace(schedule, has_lengths=problem.kind != "dense", one_row_tile=tiles == 1)
-    schedule = replace(schedule, ragged=problem.ragged_queries)
+    schedule = replace(schedule, ragged=problem.ragged_queries, one_token=problem.ragged_queries and problem.seq_q == 1)
     if problem.kind == "dense" and tiles == 1 and _same_span(problem.span_reads):
         return replace(schedule, sums=None)
     narrow = LengthSums()

@@ -49,6 +49,7 @@ class Schedule:
     head_overhead: int = 0  # units
     interleave_heads: bool = False  # a CTA takes every n-th head instead of n in a row, see `interleaved`
     has_lengths: bool = False  # the kernel reads lengths from a tensor
+    one_token: bool = False  # of every ragged sequence that is decoded
     ragged: bool = False  # and numbers of queries; sequences with more than a tile's are not attended for
     one_row_tile: bool = False  # of a key head: only one CTA reads each key, so keys may leave L2 first
 

@@ -33,7 +33,7 @@ class RowTile:
     b: gl.tensor
     row: gl.tensor
     q_start: gl.tensor  # first query of the sequence in its tensors
-    tokens: gl.tensor  # queries of the sequence
+    tokens: gl.tensor  # queries of the sequence, see `tokens_of`
     length: gl.tensor  # keys
     keys: KeySpan
     span: TileSpan
@@ -74,14 +74,16 @@ def next_item(cursor, item, heads):
 
 @gluon.jit
 def tokens_of(keys, work, b, inside, config: gl.constexpr):
-    """(first query, queries) of sequences `b`. Ragged ones with more than `work.tokens` count as without queries: the
-    prefill kernel attends for them."""
+    """(first query, queries, whether they are decoded) of sequences `b`. Ragged ones with none, or with more than
+    `work.tokens`, for which prefill attends, are not decoded; they count as with 1 to `work.tokens`, so that the
+    compiler knows the number if it can only be 1."""
     if config.schedule.ragged:
         first = gl.load(keys.cu_q + b, mask=inside, other=0, volatile=keys.speculative)
         tokens = gl.load(keys.cu_q + b + 1, mask=inside, other=0, volatile=keys.speculative) - first
-        return first, gl.where((tokens > 0) & (tokens <= work.tokens), tokens, 0)
+        within = gl.minimum(gl.maximum(tokens, 1), 1 if config.schedule.one_token else work.tokens)
+        return first, within, tokens == within
     else:
-        return b * 0, work.tokens + b * 0
+        return b * 0, work.tokens + b * 0, b == b
 
 
 @gluon.jit
@@ -108,7 +110,7 @@ def row_tile_at(number, keys, work, mods, config: gl.constexpr):
         tile = number - b * work.tiles
     row = tile * config.rows
     length = length_of(keys, work, b, b < work.batch, config)
-    q_start, tokens = tokens_of(keys, work, b, b < work.batch, config)
+    q_start, tokens, decoded = tokens_of(keys, work, b, b < work.batch, config)
     offset = length - tokens
     q_lo = row // work.group + offset
     q_hi = gl.minimum((row + config.rows - 1) // work.group, tokens - 1) + offset
@@ -116,7 +118,7 @@ def row_tile_at(number, keys, work, mods, config: gl.constexpr):
     span = tile_span(keys, config.block_n)
     units = (span.total + config.schedule.unit - 1) // config.schedule.unit
     if config.schedule.ragged:
-        units = gl.where(row < tokens * work.group, units, 0)
+        units = gl.where(decoded & (row < tokens * work.group), units, 0)
     return RowTile(number, b, row, q_start, tokens, length, KeySpan(*keys), span, units)
 
 
@@ -222,10 +224,13 @@ def partition_block(units, ctas, work, config: gl.constexpr):
     overhead = gl.to_tensor(config.schedule.head_overhead)
     total = gl.sum(units, 0)
     most = gl.max(units, 0)
-    cut = EvenCut(work.splits, work.whole)
+    splits, whole = work.splits, work.whole
     if config.schedule.ragged:  # only row tiles with units count
-        row_tiles = gl.sum((units > 0).to(gl.int32), 0)
-        cut = even_cut(row_tiles * work.heads, ctas)
+        with_units = gl.sum((units > 0).to(gl.int32), 0)
+        if with_units < row_tiles:
+            splits, whole = even_cut(with_units * work.heads, ctas)
+        row_tiles = with_units
+    cut = EvenCut(splits, whole)
     plain = partition((total + row_tiles * overhead) * work.heads, ctas, overhead)
     invariant: gl.constexpr = config.schedule.invariant
     even = partition_heads(plain, row_tiles * work.heads, most, ctas, cut, config.max_growth, invariant)
@@ -242,9 +247,10 @@ class EvenCut:
 
 @gluon.jit
 def even_cut(heads, ctas):
-    """The cut that keeps `ctas` CTAs busy with `heads` heads of one length, as `choice.even_cut` on the host."""
+    """(splits, whole) of the cut that keeps `ctas` CTAs busy with `heads` heads of one length, as `choice.even_cut` on
+    the host."""
     splits = gl.maximum(ctas // gl.maximum(heads, 1), 1)
-    return EvenCut(splits, gl.where(splits == 1, (heads + ctas - 1) // ctas, 1))
+    return splits, gl.where(splits == 1, (heads + ctas - 1) // ctas, 1)
 
 
 @gluon.jit
