@@ -178,6 +178,11 @@ class BoundLaunches:
         """Whether the launches write memory of their own: then they must not run twice at the same time."""
         return bool(self._workspace)
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Of that memory."""
+        return sum([x.numel() * x.element_size() for x in self._workspace])
+
     def cells(self, name: str) -> list[Any]:
         """The cells of a number in all launches that take it."""
         return [bound.cell(name) for bound in self.each if bound.takes(name)]

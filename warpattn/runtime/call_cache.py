@@ -30,10 +30,12 @@ from warpattn.sequences import Dense, Sequence
 Result = Tensor | tuple[Tensor, Tensor]
 
 AT_MOST = 2048
+MOST_BYTES = 2**30  # of workspaces that remembered calls keep
 STREAMS = 16  # whose workspaces are kept for one key
 
 _UNUSUAL = (AttributeError, LookupError, RuntimeError, TypeError)
 _known: dict[Hashable, CachedCall] = {}
+_held = 0  # bytes of their workspaces
 
 
 def recall(call: Call) -> Result | None:
@@ -63,8 +65,11 @@ def remember(call: Call, checked: CheckedCall, x: Operands, bound: BoundLaunches
         return
     if not known.keep(bound):
         return
-    if len(_known) >= AT_MOST:
-        _known.clear()
+    global _held
+    _held += bound.workspace_bytes
+    if len(_known) >= AT_MOST or _held > MOST_BYTES:
+        forget()
+        _held = bound.workspace_bytes
     _known[key] = known
     for program in programs:
         if program is not None and program.tensors:  # such as a Padding made anew for each step
@@ -73,7 +78,9 @@ def remember(call: Call, checked: CheckedCall, x: Operands, bound: BoundLaunches
 
 def forget() -> None:
     """Plan every call anew; what was captured into graphs stays as it is."""
+    global _held
     _known.clear()
+    _held = 0
 
 
 class CachedCall:

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from warpattn.problem.argument_types import Int64
+
 KEYS_OF_PRODUCT = 32  # that one wgmma of 8 bits sums over, and whose order is its own: see prefill/eight_bit/weights.py
 TRANSPOSED_KEYS = 128  # of a program of prefill/eight_bit/transpose_values.py
+WIDENED_KEYS = 128  # of a program of prefill/eight_bit/widen.py, and of a page of its copies
 
 
 class TransposeShape(NamedTuple):
@@ -18,6 +21,35 @@ class TransposeShape(NamedTuple):
     columns: Any  # of the head dim, 16 at a time
     batch: Any  # sequences
     halvings: Any  # steps of a search among them
+
+
+class WidenShape(NamedTuple):
+    """The `shape` argument of prefill/eight_bit/widen.py, int32."""
+
+    keys: Any  # of a sequence at most
+    places: Any  # of WIDENED_KEYS keys, of a sequence
+    heads: Any  # of keys
+    k_runs: Any  # of 8 columns
+    v_runs: Any
+    pages: Any  # of the cache
+    page_size: Any
+    least_q: Any  # queries of a ragged sequence at least whose keys are copied
+
+
+class WidenIndex(NamedTuple):
+    """Where its keys are: nothing without pages."""
+
+    table: Any  # int32* (batch, row of `table_stride`)
+    table_stride: Int64
+    lengths: Any  # int32* (batch,)
+    cu_q: Any  # int32* (batch + 1,) of ragged queries
+    out_table: Any  # int32* (batch, places): pages of the copies
+
+    @classmethod
+    def of(cls, kv: Any, cu_q: Any) -> WidenIndex:
+        """That of a `PagedKV`, without pages of the copies yet."""
+        table = kv.block_table if kv.block_table.stride(1) == 1 else kv.block_table.contiguous()
+        return cls(table, table.stride(0), kv.lengths.contiguous(), cu_q, None)
 
 
 class PrefillShape(NamedTuple):

@@ -21,7 +21,7 @@ from warpattn.problem.operands import COPY_RULE, is_masked
 
 from ..widths import block_columns, block_words
 from .config import SM90Config
-from .eight_bit.config import eight_bit_config
+from .eight_bit.config import eight_bit_config, in_16_bits, over_copies, widens
 from .rates import ALONE, LAUNCH_US
 from .tilings import SHORT_ROWS, Tiling, choose_config, faster, tiling, tilings_of
 
@@ -76,6 +76,8 @@ class Candidate(NamedTuple):
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
     """The choice for a dense `problem`. With `batch_invariant` nothing depends on the other sequences: its
     configuration has the least work, its parts are those of one sequence alone."""
+    if problem.kv_dtype is not None and widens(problem, options):
+        return over_copies(choose(in_16_bits(problem), target, options), problem)
     alone = replace(problem, batch=1) if options.batch_invariant else problem
     usual, why = usual_config(problem, problem.seq_q)
     best, why = pack(problem, usual, why, None if options.batch_invariant else target)

@@ -35,7 +35,8 @@ class KeyTileSizes(WithOperands):
     @cached_property
     def operand(self) -> Element:
         """Of queries and keys where they are multiplied: all 8-bit values are fp16 ones, too."""
-        return self.element if self.eight_bit is None or self.products else FP16
+        plain = self.eight_bit is None or self.eight_bit.widened or self.products
+        return self.element if plain else FP16
 
     @cached_property
     def weights(self) -> Element:
@@ -127,7 +128,12 @@ class SM90Config(KeyTileSizes, EightBitSizes):
     @property
     def converts(self) -> bool:
         """Whether a warpgroup makes 16-bit tiles of 8-bit ones (eight_bit/convert.py)."""
-        return self.eight_bit is not None and not self.products
+        return self.eight_bit is not None and not self.eight_bit.widened and not self.products
+
+    @property
+    def widened(self) -> bool:
+        """Whether keys and values are 16-bit copies of 8-bit ones (eight_bit/widen.py)."""
+        return self.eight_bit is not None and self.eight_bit.widened
 
     @cached_property
     def qk_parts(self) -> tuple[int, ...]:

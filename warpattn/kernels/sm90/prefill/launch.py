@@ -20,6 +20,7 @@ from ..large_scores import programs
 from ..widths import value_blocks
 from .config import SM90Config, pad_dim
 from .eight_bit.transpose_launch import transposed
+from .eight_bit.widen_launch import widened
 
 OPTIONS = compile_options()
 LONG_ROWS = 16384  # keys from which on rows of a triangle are long, see `SM90Config.shares_code`
@@ -28,13 +29,16 @@ LONG_ROWS = 16384  # keys from which on rows of a triangle are long, see `SM90Co
 def list_launches(
     checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice
 ) -> tuple[Launch, ...]:
-    """The launch of a dense call, after one that transposes 8-bit values if queries have 8 bits, and before one that
-    combines parts if keys are split."""
+    """The launch of a dense call, after one that transposes 8-bit values if queries have 8 bits or one that makes 16-bit
+    copies of keys and values, and before one that combines parts if keys are split."""
     problem = checked.problem
     before: tuple[Launch, ...] = ()
     if choice.config.products:
         across, before = transposed(x.v)
         x = x._replace(v=across)
+    elif choice.config.widened:
+        x, _, copying = widened(x, sequence)
+        before = (copying,)
     firsts = value_blocks(problem.dim_v)
     if choice.partitions == 1:
         return *before, *(attention_launch(checked, x, sequence, choice, first) for first in firsts)

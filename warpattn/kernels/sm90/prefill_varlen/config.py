@@ -15,6 +15,7 @@ from warpattn.problem.operands import COPY_RULE
 
 from ..prefill.choice import Candidate, pack, shared_out, split, usual_config
 from ..prefill.config import SM90Config
+from ..prefill.eight_bit.config import in_16_bits, over_copies, widens
 from ..prefill.tilings import tiling
 from ..widths import block_words
 
@@ -85,6 +86,8 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     """The choice for a ragged or paged `problem`. The host does not know the lengths, only upper bounds of them: work
     is counted for a sequence of the mean length. With `batch_invariant` a row's key tiles do not depend on the other
     sequences; which rows share a tile may, since it changes no bit of theirs."""
+    if problem.kv_dtype is not None and widens(problem, options):
+        return over_copies(choose(in_16_bits(problem), target, options), problem)
     usual = _typical(problem, options)
     tiles, why = usual_config(problem, problem.max_q or usual.seq_q)
     box, box_why = _box(problem.page_size, tiles.block_n)

@@ -22,6 +22,7 @@ from ...nvidia.combine_launch import ListedRows, combine_launch, workspace
 from ..large_scores import programs
 from ..prefill.config import pad_dim
 from ..prefill.eight_bit.transpose_launch import transposed
+from ..prefill.eight_bit.widen_launch import widened
 from ..widths import value_blocks
 from .config import VarlenConfig, VarlenShape
 
@@ -31,8 +32,8 @@ Layout = Ragged | PagedKV | PagedRagged
 def list_launches(
     checked: CheckedCall, x: Operands, sequence: Layout, choice: Choice, least_q: int = 1
 ) -> tuple[Launch, ...]:
-    """Launches of order_kernel and prefill_varlen_kernel, one before that transposes values for products of 8 bits, and
-    one that combines parts where keys are split. The host reads no length: order_kernel makes the tile list, without
+    """Launches of order_kernel and prefill_varlen_kernel, one before that transposes values for products of 8 bits or
+    copies keys and values in 16 bits, and one that combines parts where keys are split. The host reads no length: order_kernel makes the tile list, without
     ragged sequences that have fewer than `least_q` queries."""
     tiles = torch.empty(RECORD * (1 + choice.order.blocks), dtype=torch.int32, device=x.q.device)
     order = order_launch(checked, sequence, choice, tiles, least_q)
@@ -40,6 +41,9 @@ def list_launches(
     if choice.config.tiles.products:
         across, launches = transposed(x.v, _lengths(sequence)[1])
         x, first = x._replace(v=across[None]), (*launches, order)
+    elif choice.config.tiles.widened:
+        x, sequence, copying = widened(x, sequence, least_q)
+        first = copying, order
     problem, config = checked.problem, choice.config.tiles
     columns = value_blocks(problem.dim_v)
     if choice.partitions == 1:

@@ -1,0 +1,101 @@
+"""Hopper prefill over 16-bit copies of 8-bit keys and values in the simulator."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import warpattn as wa
+from tests.drawn import in_turn
+from tests.sim.sm90.decode import Decode
+from tests.sim.sm90.decoding.test_decode import SCHEDULES
+from tests.sim.sm90.lengths import kernel
+from tests.sim.sm90.test_prefill_eight_bit import E4M3, E5M2, check, inputs
+from warpattn.kernels.sm90.select import list_launches
+from warpattn.problem import Call, validate
+from warpattn.problem.launch import DEFAULT_OPTIONS, PlanOptions
+from warpattn.problem.operands import Operands
+from warpattn.sequences import PagedRagged
+
+PAGED = Decode((150, 20), page=16, tokens=90, dim=64, heads=16, mask=wa.Causal(), stored=E4M3)
+CASES = {
+    "paged": PAGED,
+    "fp16-e5m2": replace(PAGED, page=64, dtype=torch.float16, stored=E5M2, per=("tensor", None), sinks=True),
+    "pages-of-8": replace(PAGED, lengths=(129, 0, 30), page=8, tokens=110, per=("head", "tensor"), score=wa.SoftCap(3.0)),
+    "large-pages": replace(PAGED, lengths=(300, 257), page=256, per=(None, None), dim=128),
+    "two-parts": replace(PAGED, dim=192, dim_v=80, page=48),
+    "head-dim-256": replace(PAGED, page=32, dim=256),
+    "dense": replace(PAGED, lengths=(150, 150), page=0, tokens=140, heads=18, heads_kv=2, mask=None),
+    "dense-causal": replace(PAGED, lengths=(260,), page=0, tokens=140, per=("tensor", "head")),
+}
+
+
+def launches(x: Any, options: PlanOptions = DEFAULT_OPTIONS) -> Any:
+    """Those of a call, and its operands."""
+    checked = replace(validate(x.call(), read_values=False), backend="simulate:sm90")
+    out, lse = x.q.new_empty(*x.q.shape[:-1], checked.problem.dim_v), torch.empty(checked.lse_shape)
+    return list_launches(checked, Operands(x.q, x.k, x.v, out, lse, x.tail["sinks"]), x.sequence, options)
+
+
+@pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, ["dense-causal", "pages-of-8"], SCHEDULES, each=3))
+def test_right_and_without_findings(name: str, schedule: str, seed: int) -> None:
+    x = inputs(CASES[name])
+    assert launches(x)[0].name == "sm90.widen"
+    check(x, schedule, seed)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"per": ("token", "head")}, {"per": ("head", 64), "dim": 128}, {"mask": wa.SlidingWindow(40)}, {"tokens": 40}],
+    ids=["tokens", "columns", "window", "few-rows"],
+)
+def test_other_calls_convert_in_each_tile(changes: dict[str, Any]) -> None:
+    """Scales of tokens, masks that hide old keys, few rows of queries."""
+    assert launches(inputs(replace(PAGED, **changes)))[0].name == "sm90.order"
+
+
+def test_batch_invariant_results_need_no_copies() -> None:
+    assert launches(inputs(PAGED), PlanOptions(batch_invariant=True))[0].name == "sm90.order"
+
+
+@pytest.mark.full
+def test_ragged_sequences() -> None:
+    """Two sequences end to end."""
+    torch.manual_seed(0)
+    q, x = torch.randn(260, 16, 64).bfloat16(), torch.randn(310, 1, 64)
+    k, v = wa.quantize(x, per="head"), wa.quantize(x.flip(0), per="tensor")
+    cu_q, cu_k = torch.tensor([0, 200, 260]).int(), torch.tensor([0, 210, 310]).int()
+    out, expected = (
+        wa.attention_varlen(q, k, v, wa.Ragged(cu_q, cu_k), mask=wa.Causal(), backend=backend)
+        for backend in ("simulate:sm90", "reference")
+    )
+    torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
+
+
+def test_keys_of_decoded_sequences_are_not_copied() -> None:
+    """A step of a prompt of 150 tokens and a new one; page numbers past the ends are no pages."""
+    x = inputs(replace(PAGED, tokens=151))
+    sequence = x.sequence.with_fields(block_table=x.sequence.block_table.clone())
+    sequence.block_table[1, 2:] = 10**9
+    queries = wa.Ragged(torch.tensor([0, 150, 151]).int())
+    q = x.q[0]
+    step = PagedRagged(sequence, queries)
+    call = Call(q, x.k, x.v, step, wa.Causal(), backend="reference")
+    checked = replace(validate(call, read_values=False), backend="simulate:sm90")
+    out = torch.empty_like(q)
+    copying, *rest = list_launches(checked, Operands(q, x.k, x.v, out, None, None), step, DEFAULT_OPTIONS)
+    assert [launch.name for launch in (copying, *rest)] == [
+        "sm90.widen", "sm90.order", "sm90.prefill_varlen", "sm90.decode"
+    ]  # fmt: skip
+    for copy in (copying.args["k_out"], copying.args["v_out"]):
+        copy.fill_(torch.nan)
+    for launch in (copying, *rest):
+        assert wa.sim.simulate(kernel(launch), launch.grid, launch.args).clean
+    k, places = copying.args["k_out"], copying.args["shape"].places
+    assert not k[0].isnan().any() and k[1, :22].isnan().logical_not().all() and k[1, 22:].isnan().all()
+    assert k[places:].isnan().all()
+    expected = wa.attention_paged(q, sequence, queries, mask=wa.Causal(), backend="reference")
+    torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)

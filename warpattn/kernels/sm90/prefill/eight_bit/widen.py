@@ -1,0 +1,80 @@
+"""Before prefill over 8-bit keys and values: 16-bit copies of them, each made once.
+
+A warpgroup beside those that attend would convert a tile again for every tile of queries (convert.py). Where many rows
+see each key, making the copies and reading them takes less time. e4m3 and e5m2 are exact in fp16 and in bf16, and
+scales are multiplied in later, in fp32.
+
+      8 bits (pages or rows of sequences)  ──▶  [ places of 128 keys, head, 128, dim ]      a program for a place of a head
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ...arguments import WIDENED_KEYS
+
+KEYS = gl.constexpr(WIDENED_KEYS)  # of a program
+RUN = gl.constexpr(8)  # elements of a load
+WARPS = gl.constexpr(4)
+
+
+@gluon.jit
+def widen_kernel(
+    k, v, k_out, v_out, index, shape,
+    k_cols: gl.constexpr, v_cols: gl.constexpr, paged: gl.constexpr, ragged: gl.constexpr,
+):  # fmt: skip
+    """k, v: `StridedRows` of 8 bits. k_out, v_out: of 16 bits, (batch, heads, keys, dim), or (places, heads, KEYS, dim)
+    if `paged`; `ragged`: sequences have differently many queries; k_cols, v_cols: powers of two from their dims on. index: `WidenIndex`. shape: `WidenShape`. Grid: (places
+    of all sequences, key heads, keys and values)."""
+    place, head = gl.program_id(0), gl.program_id(1)
+    b = place // shape.places
+    first = (place - b * shape.places) * KEYS
+    end = keys_of(b, index, shape, paged, ragged)
+    if paged:
+        row = (place.to(gl.int64) * shape.heads + head) * KEYS
+        if (head == 0) & (gl.program_id(2) == 0):
+            gl.store(index.out_table + place, place)
+    else:
+        row = (b.to(gl.int64) * shape.heads + head) * shape.keys + first
+    if first < end:
+        if gl.program_id(2) == 0:
+            widen_rows(k, k_out, row, first, end, b, head, index, shape, shape.k_runs, k_cols, paged)
+        else:
+            widen_rows(v, v_out, row, first, end, b, head, index, shape, shape.v_runs, v_cols, paged)
+
+
+@gluon.jit
+def keys_of(b, index, shape, paged: gl.constexpr, ragged: gl.constexpr):
+    """Keys of sequence `b`, 0 where it has too few queries for prefill."""
+    keys = shape.keys
+    if paged:
+        keys = gl.minimum(gl.load(index.lengths + b), keys)
+    if ragged:
+        queries = gl.load(index.cu_q + b + 1) - gl.load(index.cu_q + b)
+        keys = gl.where(queries >= shape.least_q, keys, 0)
+    return keys
+
+
+@gluon.jit
+def widen_rows(
+    rows, out, row, first, end, b, head, index, shape, runs, cols: gl.constexpr, paged: gl.constexpr
+):  # fmt: skip
+    """Keys `first` to `first` + KEYS, at most `end`, of a head in 16 bits to rows `row` and on of `out`."""
+    lanes: gl.constexpr = min(cols // RUN, 32)
+    layout: gl.constexpr = gl.BlockedLayout([1, RUN], [32 // lanes, lanes], [WARPS, 1], [1, 0])
+    key = first + gl.arange(0, KEYS, gl.SliceLayout(1, layout))
+    col = gl.arange(0, cols, gl.SliceLayout(0, layout))[None, :]
+    outer = b + 0 * key
+    source = key
+    if paged:
+        entry = index.table + b.to(gl.int64) * index.table_stride + key // shape.page_size
+        page = gl.load(entry, mask=key < end, other=0)
+        outer = gl.minimum(gl.maximum(page, 0), shape.pages - 1)
+        source = key % shape.page_size
+    at = outer.to(gl.int64) * rows.outer + source.to(gl.int64) * rows.row + head.to(gl.int64) * rows.head
+    inside = (key < end)[:, None] & (col < runs * RUN)
+    none = gl.zeros([KEYS, cols], gl.int8, layout).to(rows.pointer.dtype.element_ty, bitcast=True)
+    x = gl.load(rows.pointer + (at * RUN)[:, None] + col, mask=inside, other=none).to(gl.float16)
+    if out.dtype.element_ty == gl.bfloat16:
+        x = x.to(gl.float32).to(gl.bfloat16)
+    to = (row + (key - first)) * (runs * RUN)
+    gl.store(out + to[:, None] + col, x, mask=inside)
