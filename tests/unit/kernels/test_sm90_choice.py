@@ -12,10 +12,9 @@ from bench.choices import checked, described, empty
 from tests.unit.kernels.sm90_builds import chosen
 from warpattn.kernels.pieces.span_tiles import span_tiles
 from warpattn.kernels.sm90.candidates import candidates
-from warpattn.kernels.sm90.prefill.choice import MANY_KEYS, choose
-from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
-from warpattn.kernels.sm90.prefill.rates import COMMAND, RECORDS, measured_tile
-from warpattn.kernels.sm90.prefill.tilings import choose_config, tile_shape, tiling
+from warpattn.kernels.sm90.prefill.choice import MANY_KEYS, choose, measured_row
+from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT, choose_config
+from warpattn.kernels.sm90.prefill.rates import COMMAND, RECORDS
 from warpattn.kernels.sm90.prefill_varlen.config import choose as choose_varlen
 from warpattn.masks import Causal, Chunked, Document, Full, Mask, Padding, SlidingWindow
 from warpattn.problem import Call, Problem, validate
@@ -108,8 +107,7 @@ def test_a_plan_names_the_measured_row_of_its_tile(shape, lengths_on_device: boo
     if lengths_on_device:
         choice = choose_varlen(ragged(Causal(), length, batch, dim, None), ARCHS["sm90"])
     config = choice.config.tiles if lengths_on_device else choice.config
-    tile = measured_tile(config.wide, tile_shape(config))
-    rate = tiling(config).rate
+    _, tile, rate = measured_row(config.wide, config.tile_shape)
     (row,) = (reason for reason in choice.reasons if COMMAND in reason)
     assert f"the row {64 * tile.consumers} x {tile.keys}" in row and all(record in row for record in RECORDS)
     assert f"{rate.row:g} ns a row, {rate.key:g} a key of it, {rate.masked:g} more" in row

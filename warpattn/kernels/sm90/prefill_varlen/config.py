@@ -13,9 +13,8 @@ from warpattn.problem.arch import Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY_AND_WAITS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
 
-from ..prefill.choice import Candidate, pack, shared_out, split, usual_config
+from ..prefill.choice import Best, pack, row_words, shared_out, split, usual_config
 from ..prefill.config import SM90Config
-from ..prefill.tilings import tiling
 from ..widths import block_words
 
 PAGED_REGISTERS = 32  # of the producer, the rest of 2 x 240 or 3 x 160: page numbers take their place
@@ -92,10 +91,10 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
         keys = tiles.block_n if box else min(tiles.block_n, COPIED_KEYS)
         tiles = replace(tiles, registers=replace(tiles.registers, producer=PAGED_REGISTERS), block_n=keys)
     near = replace(usual, batch=1, seq_q=_near(usual.seq_q), seq_k=_near(usual.seq_k), max_q=0)
-    best, why = _pack(near, tiles, why, options.batch_invariant)
+    best = _pack(near, tiles, why, options.batch_invariant)
     parts, split_why = 1, ""
     if not (options.batch_invariant and problem.ragged_queries):
-        parts, split_why = split(usual, best, target)
+        parts, split_why = split(usual, best.candidate, target)
     tiles = best.config if parts == 1 else shared_out(best.config)
     box = min(box, tiles.block_n)
     config = VarlenConfig(tiles, problem.page_size, problem.ragged_queries, box)
@@ -115,14 +114,14 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
 
     order_why = "a kernel of its own sorts the query blocks by the key tiles their lengths and the mask leave them"
     order = VarlenOrder(blocks, _candidates(problem, tiles.tokens), section)
-    why = f"{why}; {split_why}" if parts > 1 else why
+    why = f"{best.why}; {split_why}" if parts > 1 else best.why
     rules = box_why, section_why, order_why, EARLY_AND_WAITS, COPY_RULE
-    reasons = (why, tiling(tiles).row, *block_words(problem.dim_v), *rules)
+    reasons = (why, row_words(best.candidate.tiling), *block_words(problem.dim_v), *rules)
     return Choice("prefill_varlen", config, (grid,), lines, reasons, partitions=parts, order=order)
 
 
 @lru_cache(maxsize=1024)
-def _pack(typical: Problem, usual: SM90Config, why: str, same_keys: bool) -> tuple[Candidate, str]:
+def _pack(typical: Problem, usual: SM90Config, why: str, same_keys: bool) -> Best:
     """The best candidate; kept, since engines call with other lengths in every step and counting takes milliseconds."""
     return pack(typical, usual, why, None, replace(typical, seq_q=LONG, seq_k=LONG), same_keys=same_keys)
 

@@ -12,14 +12,14 @@ from warpattn.kernels.pieces.scheduler_sizes import ORDER_WARPS, PROGRAM_BLOCKS,
 from warpattn.problem import CheckedCall
 from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Features, Operands, is_masked, modifier_args
+from warpattn.problem.operands import Features, Operands, is_masked, modifier_args, programs
 from warpattn.problem.scales import call_scales
 from warpattn.sequences import PagedKV, PagedRagged, Ragged
 
 from ...nvidia.arguments import ListedArgs, StridedRows, strided
 from ...nvidia.clipped_map import ClippedMap, clipped_maps
 from ...nvidia.combine_launch import ListedRows, combine_launch, workspace
-from ..large_scores import programs
+from ..arguments import LARGEST_EXPONENT
 from ..prefill.config import pad_dim
 from ..prefill.eight_bit.transpose_launch import transposed
 from ..widths import value_blocks
@@ -104,7 +104,7 @@ def attention_launch(
     }  # fmt: skip
 
     has_lse = (problem.has_lse or split) and not first_value
-    features = Features(*programs(checked), problem.has_sinks and not split, has_lse, split_keys=True)
+    features = Features(*programs(checked, LARGEST_EXPONENT), problem.has_sinks and not split, has_lse, split_keys=True)
 
     def source():
         from .signature import prefill_varlen_source  # imports Triton

@@ -18,8 +18,7 @@ from warpattn.quantized import ROW_BLOCKS
 
 from ...operand_format import OperandFormat
 from ...widths import pad_dim
-from ..config import SM90Config
-from ..tilings import SHORT_ROWS, choose_config, fitted
+from ..config import SHORT_ROWS, SM90Config, choose_config, fitted
 
 PRODUCT_SCALES = (None, "tensor", "head", *ROW_BLOCKS)  # of products of 8 bits
 CONVERT_CONSUMER, CONVERT_PRODUCER = 216, 32  # registers beside a warpgroup that converts
