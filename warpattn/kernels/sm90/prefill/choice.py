@@ -7,13 +7,13 @@ lengths.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from heapq import heapreplace
 from typing import NamedTuple, cast
 
-from warpattn.kernels.pieces.span_tiles import SpanTiles, span_tiles
+from warpattn.kernels.pieces.span_tiles import SpanTiles, TileSize, span_tiles
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import ELEMENT_OF
@@ -59,9 +59,14 @@ class Tiling(NamedTuple):
     wide: int  # the wider head dim, as kernels pad it
     columns: int  # of the output, as kernels pad it
 
-    def with_tile(self, shape: TileShape, packed: int) -> Tiling:
-        """Another tile for the same head dims."""
-        return tiling_of(shape, packed, self.wide, self.columns)
+    def with_tile(self, shape: TileShape) -> Tiling:
+        """Another tile for the same head dims, with one head in it."""
+        rows, rate = CONSUMER_ROWS * shape.consumers, measured_row(self.wide, shape).rate
+        return Tiling(shape, rate, 1, rows, rows, self.wide, self.columns)
+
+    def with_heads(self, packed: int) -> Tiling:
+        """The same tile with so many heads in it."""
+        return self._replace(packed=packed, tokens=self.rows // packed)
 
 
 class Candidate(NamedTuple):
@@ -143,14 +148,17 @@ def pack(
     other_tile = counts.all_known and waste + faster(own, tiles) >= 1 - GAIN
     if waste < 1 - few and not other_tile:
         return first
-    shapes = [own.shape]
+    alone = [own]
     if other_tile and usual.eight_bit is None:
-        shapes += [x for x in tiles if x != own.shape and (x.keys == own.shape.keys or not same_keys)]
+        shapes = (x for x in tiles if x != own.shape and (x.keys == own.shape.keys or not same_keys))
+        alone += [own.with_tile(shape) for shape in shapes]
     heads = packable(problem)
-    others = [counts.candidate(own.with_tile(shape, n)) for shape in shapes for n in heads]
+    tilings = [tiling.with_heads(n) for tiling in alone for n in heads]
+    others = counts.candidates(tilings)
     if at_length is not None:
-        least = at_length.candidate(own).head_microseconds
-        others = [x for x in others if at_length.candidate(x.tiling).head_microseconds <= least]
+        least, *long_ones = at_length.candidates([own, *tilings])
+        kept = zip(others, long_ones, strict=True)
+        others = [x for x, long_one in kept if long_one.head_microseconds <= least.head_microseconds]
     return _soonest(problem, target, first, others, few, 2 if long is None else LENGTHS_SLOTS)
 
 
@@ -191,7 +199,7 @@ def _several_heads(one: Best, counts: KeyTiles, at_length: KeyTiles) -> Best:
     own = one.candidate.tiling
     most = one.candidate.head_microseconds, at_length.candidate(own).head_microseconds
     for heads in sorted(packable(counts.problem), reverse=True):
-        packed = own.with_tile(own.shape, heads)
+        packed = own.with_heads(heads)
         several = counts.candidate(packed)
         work = several.head_microseconds, at_length.candidate(packed).head_microseconds
         if heads > 1 and work[0] <= most[0] and work[1] <= most[1]:
@@ -256,13 +264,8 @@ def row_words(tiling: Tiling) -> str:
 
 def tiling(config: SM90Config) -> Tiling:
     """That of a configuration."""
-    return tiling_of(config.tile_shape, config.packed, config.wide, config.padded_v)
-
-
-def tiling_of(shape: TileShape, packed: int, wide: int, columns: int) -> Tiling:
-    """That of a tile with `packed` heads, for such head dims."""
-    rows, rate = CONSUMER_ROWS * shape.consumers, measured_row(wide, shape).rate
-    return Tiling(shape, rate, packed, rows, CONSUMER_ROWS // packed * shape.consumers, wide, columns)
+    shape, rows, tokens, wide, columns = config.tile_shape, config.block_m, config.tokens, config.wide, config.padded_v
+    return Tiling(shape, measured_row(wide, shape).rate, config.packed, rows, tokens, wide, columns)
 
 
 def faster(usual: Tiling, tiles: Iterable[TileShape]) -> float:
@@ -277,7 +280,7 @@ class KeyTiles:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.masked = is_masked(problem)
-        self.counted: dict[tuple[int, int], SpanTiles | None] = {}
+        self.counted: dict[TileSize, SpanTiles] = {}
 
     @property
     def all_known(self) -> bool:
@@ -287,23 +290,29 @@ class KeyTiles:
             return problem.score is None
         return not tensors and not problem.span_reads.symbols & {"b", "h"}
 
+    def candidates(self, tilings: Sequence[Tiling]) -> list[Candidate]:
+        """Tilings with their key tiles, all there are without a mask or where they depend on captured tensors."""
+        if self.masked:
+            sizes = {TileSize(tiling.tokens, tiling.shape.keys) for tiling in tilings}
+            self.counted |= span_tiles(self.problem, sizes - self.counted.keys())
+        return [self._candidate(tiling) for tiling in tilings]
+
     def candidate(self, tiling: Tiling) -> Candidate:
-        """A tiling with its key tiles, all there are without a mask or where they depend on captured tensors."""
+        """One of them."""
+        (candidate,) = self.candidates([tiling])
+        return candidate
+
+    def _candidate(self, tiling: Tiling) -> Candidate:
         problem, rate, rows, keys = self.problem, tiling.rate, tiling.rows, tiling.shape.keys
-        tiles = self._tiles(tiling.tokens, keys)
+        tiles = self.counted.get(TileSize(tiling.tokens, keys))
         if tiles is None:
             row_tiles, every = max(1, -(-problem.seq_q // tiling.tokens)), max(1, -(-problem.seq_k // keys)) * keys
             times = [rows * (rate.row + every * rate.key) / 1000] * row_tiles
             return Candidate(tiling, row_tiles * every, every, 0.0, times)
-        total, masked = tiles.total.tolist(), tiles.masked.tolist()
+        total, masked = tiles
         row, key, more = (rows * x / 1000 for x in (rate.row, keys * rate.key, keys * rate.masked))
         times = sorted((row + a * key + b * more for a, b in zip(total, masked)), reverse=True)
         return Candidate(tiling, sum(total) * keys, max(total) * keys, sum(masked) / sum(total), times)
-
-    def _tiles(self, tokens: int, keys: int) -> SpanTiles | None:
-        if self.masked and (tokens, keys) not in self.counted:
-            self.counted[tokens, keys] = span_tiles(self.problem, tokens, keys)
-        return self.counted.get((tokens, keys))
 
 
 @lru_cache(64)

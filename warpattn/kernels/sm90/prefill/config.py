@@ -7,7 +7,7 @@ The kernel, the planner and the tests all read them here. Nothing in this file i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from warpattn.kernels.pieces.scheduler_sizes import SPLIT_TILE_FIELDS, TILE_FIELDS
@@ -318,6 +318,7 @@ def fitted(config: SM90Config) -> SM90Config:
     return config
 
 
+@lru_cache(256)
 def with_tile(usual: SM90Config, tile: TileShape, slots: int = 2) -> SM90Config | None:
     """The configuration with another tile and the deepest rings that shared memory holds, of `slots` or 256 keys at
     first, if that holds two slots and registers the tile."""
