@@ -25,6 +25,7 @@ from warpattn.language.expr import (
     exp,
     load,
     symbol,
+    symbols,
     tanh,
     to_float,
     trace,
@@ -73,8 +74,7 @@ class Score(Traced):
         """Trace `apply`."""
 
         def run() -> Value:
-            s, lens = symbol("s", "float"), Lengths.symbols()
-            return to_float(self.apply(s, symbol("b"), symbol("h"), symbol("q"), symbol("k"), lens))
+            return to_float(self.apply(symbol("s", "float"), *symbols("b", "h", "q", "k"), Lengths.symbols()))
 
         traced = trace(run)
         return ScoreProgram(traced.outputs[0], traced.tensors, traced.key)
