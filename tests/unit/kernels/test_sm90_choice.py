@@ -12,9 +12,10 @@ from bench.choices import checked, described, empty
 from tests.unit.kernels.sm90_builds import chosen
 from warpattn.kernels.pieces.span_tiles import TileSize, span_tiles
 from warpattn.kernels.sm90.candidates import candidates
-from warpattn.kernels.sm90.prefill.choice import MANY_KEYS, choose, measured_row
+from warpattn.kernels.sm90.prefill.choice import choose, measured_row
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT, choose_config
 from warpattn.kernels.sm90.prefill.rates import COMMAND, RECORDS
+from warpattn.kernels.sm90.prefill_varlen.config import MANY_KEYS
 from warpattn.kernels.sm90.prefill_varlen.config import choose as choose_varlen
 from warpattn.masks import Causal, Chunked, Document, Full, Mask, Padding, SlidingWindow
 from warpattn.problem import Call, Problem, validate

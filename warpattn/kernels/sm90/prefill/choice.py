@@ -1,13 +1,13 @@
 """The choice of a dense prefill on Hopper: heads packed into a tile, keys split, short problems.
 
 The key tiles of each candidate are counted with the mask's own span and weighed by measured rates (rates.py); its
-tiles are handed out to the SMs, and the one that ends first is chosen. Of ragged and paged batches the host knows no
-lengths.
+tiles are handed out to the SMs, and the one that ends first is chosen. Ragged and paged batches, whose lengths the host
+does not know, weigh with the same numbers (prefill_varlen/config.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from heapq import heapreplace
@@ -23,18 +23,16 @@ from warpattn.problem.operands import is_masked
 from .config import CONSUMER_ROWS, SHORT_ROWS, SM90Config, TileShape, choose_config, with_tile
 from .eight_bit.config import eight_bit_config
 from .launch import arrange
-from .rates import ALONE, COMMAND, LAUNCH_US, LENGTHS_TILES, RATES, RECORDS, Rate
+from .rates import ALONE, COMMAND, LAUNCH_US, RATES, RECORDS, Rate
 
 PACKED = (1, 4, 8, 16, 2)  # query heads of a tile; of two that are as good the first one
 GAIN = 0.95  # of the time of the usual configuration that another tile must be estimated to take at most
 PACKED_GAIN = 0.97  # the same of the usual tile with several heads: key tiles are counted, no other rate is guessed
 SPLIT_GAIN = 0.9  # the same of keys in parts
-MANY_KEYS = 2048  # from which on the usual tile with all heads took 0.69 to 0.994 of its time with one (12 shapes)
 MANY = 8  # tiles an SM from which on their order matters little
 LEAST_KEYS = 1024  # of a part
 FEW = 2  # tiles an SM up to which keys may be split
 MOST_PARTS = 64
-LENGTHS_SLOTS = 4  # of rings at least where lengths are on the device: keys may come page by page
 PART_US = 1.0  # of a part: its first keys and its output in fp32
 COMBINE_US, COMBINE_BYTES = 2.5, 3e6  # of the second launch: at least, and bytes a µs
 
@@ -132,41 +130,36 @@ def shared_out(config: SM90Config) -> SM90Config:
     return replace(config, split=True, store_parts=(min(columns, config.v_parts[-1]),))
 
 
-def pack(
-    problem: Problem, usual: SM90Config, why: str, target: Arch | None, long: Problem | None = None,
-    *, same_keys: bool = False,
-) -> Best:  # fmt: skip
+def pack(problem: Problem, usual: SM90Config, why: str, target: Arch | None) -> Best:
     """The candidate that ends first on the SMs of `target`, or without one has the least work; the usual configuration
-    if none is better by enough. Where lengths are on the device, it must have no more work than the usual one on the
-    problem `long`, either. With `same_keys` its key tiles are the usual ones."""
-    own, counts, at_length = tiling(usual), KeyTiles(problem), None if long is None else _kept_tiles(long)
-    first = Best(counts.candidate(own), usual, why)
-    if at_length is not None:
-        first = _several_heads(first, counts, at_length)
-    waste, few = first.candidate.waste(problem, target), PACKED_GAIN if long is None else GAIN
-    tiles = tiles_of(own.wide, long is not None)
+    if none is better by enough."""
+    counts = KeyTiles(problem)
+    first = Best(counts.candidate(tiling(usual)), usual, why)
+    tilings = promising(counts, first, tiles_of(first.candidate.tiling.wide), PACKED_GAIN, target)
+    return soonest(problem, target, first, counts.candidates(tilings), PACKED_GAIN)
+
+
+def promising(
+    counts: KeyTiles, first: Best, tiles: Collection[TileShape], few: float, target: Arch | None
+) -> list[Tiling]:
+    """The tilings that may be better than `first` by enough: of its tile, and of other `tiles`, with each number of
+    heads. `few`: of its time, enough for the same tile with other heads."""
+    own, waste = first.candidate.tiling.with_heads(1), first.candidate.waste(counts.problem, target)
     other_tile = counts.all_known and waste + faster(own, tiles) >= 1 - GAIN
     if waste < 1 - few and not other_tile:
-        return first
+        return []
     alone = [own]
-    if other_tile and usual.eight_bit is None:
-        shapes = (x for x in tiles if x != own.shape and (x.keys == own.shape.keys or not same_keys))
-        alone += [own.with_tile(shape) for shape in shapes]
-    heads = packable(problem)
-    tilings = [tiling.with_heads(n) for tiling in alone for n in heads]
-    others = counts.candidates(tilings)
-    if at_length is not None:
-        least, *long_ones = at_length.candidates([own, *tilings])
-        kept = zip(others, long_ones, strict=True)
-        others = [x for x, long_one in kept if long_one.head_microseconds <= least.head_microseconds]
-    return _soonest(problem, target, first, others, few, 2 if long is None else LENGTHS_SLOTS)
+    if other_tile and first.config.eight_bit is None:
+        alone += [own.with_tile(shape) for shape in tiles if shape != own.shape]
+    heads = packable(counts.problem)
+    return [one.with_heads(n) for one in alone for n in heads]
 
 
-def _soonest(
-    problem: Problem, target: Arch | None, first: Best, others: list[Candidate], few: float, slots: int
+def soonest(
+    problem: Problem, target: Arch | None, first: Best, others: Iterable[Candidate], few: float, slots: int = 2
 ) -> Best:
-    """The one of `others` that ends first, if that is at most `GAIN` of the time of `first`, or `few` where only the
-    heads in a tile differ, and memory holds its rings, at first of `slots`; else `first`."""
+    """The one of `others` that ends first, of those that take at most `GAIN` of the time of `first`, or `few` of it
+    where only the heads in a tile differ, and whose rings memory holds (`slots`: see `with_tile`); else `first`."""
 
     def work(candidate: Candidate) -> float:
         return candidate.head_microseconds if target is None else _microseconds(problem, candidate, target)
@@ -186,25 +179,7 @@ def _soonest(
             config = first.config if same else with_tile(first.config, shape, slots)
             if config is not None:
                 best, most = Best(other, replace(config, packed=other.tiling.packed), ""), time
-    return best if best is first else _better(best.candidate, best.config, first)
-
-
-def _several_heads(one: Best, counts: KeyTiles, at_length: KeyTiles) -> Best:
-    """The usual tile with as many query heads as it may hold, where sequences have many keys and a mask, as those on
-    record, if that is no more work here nor for long ones: its rows end closer to each other, and one kernel serves
-    more lengths."""
-    recorded = counts.masked and counts.all_known and one.config.eight_bit is None
-    if not recorded or counts.problem.seq_k < MANY_KEYS:
-        return one
-    own = one.candidate.tiling
-    most = one.candidate.head_microseconds, at_length.candidate(own).head_microseconds
-    for heads in sorted(packable(counts.problem), reverse=True):
-        packed = own.with_heads(heads)
-        several = counts.candidate(packed)
-        work = several.head_microseconds, at_length.candidate(packed).head_microseconds
-        if heads > 1 and work[0] <= most[0] and work[1] <= most[1]:
-            return _better(several, replace(one.config, packed=heads), one)
-    return one
+    return best if best is first else better(best.candidate, best.config, first)
 
 
 def packable(problem: Problem) -> tuple[int, ...]:
@@ -213,7 +188,7 @@ def packable(problem: Problem) -> tuple[int, ...]:
     return tuple(n for n in PACKED if group % n == 0 and (n == 1 or _same_for_heads(problem)))
 
 
-def _better(best: Candidate, config: SM90Config, first: Best) -> Best:
+def better(best: Candidate, config: SM90Config, first: Best) -> Best:
     """A candidate, and what its configuration has that the usual one has not."""
     usual = first.config
     what = "short key tiles" if config.block_n < usual.block_n else "tiles that the rows fill better"
@@ -230,10 +205,8 @@ def _better(best: Candidate, config: SM90Config, first: Best) -> Best:
     return Best(best, config, why)
 
 
-def tiles_of(wide: int, lengths: bool) -> tuple[TileShape, ...]:
-    """Measured tiles for head dims of at most `wide` columns; with `lengths`, for ragged and paged batches."""
-    if lengths:
-        return LENGTHS_TILES.get(64 if wide <= 64 else 128 if wide <= 128 else 0, ())
+def tiles_of(wide: int) -> tuple[TileShape, ...]:
+    """Measured tiles for head dims of at most `wide` columns."""
     return tuple(RATES[columns_of(wide)]) if wide <= max(RATES) else ()
 
 
@@ -313,12 +286,6 @@ class KeyTiles:
         row, key, more = (rows * x / 1000 for x in (rate.row, keys * rate.key, keys * rate.masked))
         times = sorted((row + a * key + b * more for a, b in zip(total, masked)), reverse=True)
         return Candidate(tiling, sum(total) * keys, max(total) * keys, sum(masked) / sum(total), times)
-
-
-@lru_cache(64)
-def _kept_tiles(problem: Problem) -> KeyTiles:
-    """Those of a long problem, which many others are held against."""
-    return KeyTiles(problem)
 
 
 def _same_for_heads(problem: Problem) -> bool:

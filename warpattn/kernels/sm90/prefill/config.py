@@ -27,7 +27,6 @@ LEFT_SLOTS = 4  # a list for each warpgroup, see nonfinite.py
 OTHER_REGISTERS = 30  # of a thread, beside scores, weights and output
 CONVERT = "convert"  # the role that makes 16-bit tiles of 8-bit ones, see eight_bit/convert.py
 CONVERT_REGISTERS = 48  # of that role
-LEAST_STORED = 16  # columns of the output
 WIDE_QUERIES = 256  # columns: of more, shared memory has a query tile and 32 keys at a time
 SHORT_ROWS = 2048  # queries up to which, at head dim 64, 128-row tiles fit a causal triangle better than 192-row ones
 REGISTERS = {1: Registers(232, 24), 2: Registers(240, 24), 3: Registers(160, 32), 4: Registers(112, 32)}  # by consumers
@@ -308,14 +307,6 @@ def stored(config: SM90Config) -> SM90Config:
         return config
     widest = 128 if config.block_n == 64 else 64
     return replace(config, store_parts=(min(widest, config.v_parts[-1]),))
-
-
-def fitted(config: SM90Config) -> SM90Config:
-    """The same with as few as it takes, where scales of 8-bit tiles need memory, too."""
-    config = stored(config)
-    while config.smem_bytes + ALIGNMENT > SMEM_LIMIT and config.store_parts[0] > LEAST_STORED:
-        config = replace(config, store_parts=(config.store_parts[0] // 2,))
-    return config
 
 
 @lru_cache(256)

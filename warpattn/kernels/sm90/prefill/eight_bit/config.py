@@ -18,10 +18,11 @@ from warpattn.quantized import ROW_BLOCKS
 
 from ...operand_format import OperandFormat
 from ...widths import pad_dim
-from ..config import SHORT_ROWS, SM90Config, choose_config, fitted
+from ..config import ALIGNMENT, SHORT_ROWS, SMEM_LIMIT, SM90Config, choose_config, stored
 
 PRODUCT_SCALES = (None, "tensor", "head", *ROW_BLOCKS)  # of products of 8 bits
 CONVERT_CONSUMER, CONVERT_PRODUCER = 216, 32  # registers beside a warpgroup that converts
+LEAST_STORED = 16  # columns of the output
 
 
 def eight_bit_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
@@ -43,7 +44,7 @@ def _converting_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
         config, operands=replace(config.operands, eight_bit=eight_bit_of(problem)), store_parts=config.v_parts,
         registers=Registers(CONVERT_CONSUMER, CONVERT_PRODUCER),
     )  # fmt: skip
-    return fitted(config), f"{why}; a warpgroup more converts tiles to 16 bits in the slots where they arrive"
+    return _fitted(config), f"{why}; a warpgroup more converts tiles to 16 bits in the slots where they arrive"
 
 
 def _products_config(problem: Problem) -> tuple[SM90Config, str]:
@@ -59,4 +60,12 @@ def _products_config(problem: Problem) -> tuple[SM90Config, str]:
     element, out = ELEMENT_OF[problem.kv_dtype or problem.dtype], ELEMENT_OF[problem.dtype]
     operands = OperandFormat(element, problem.dim_qk, problem.dim_v, eight_bit_of(problem), out)
     config = SM90Config(operands, consumers, 128, kv_stages, q_stages, v, registers, three)
-    return fitted(config), why
+    return _fitted(config), why
+
+
+def _fitted(config: SM90Config) -> SM90Config:
+    """The config with as few columns of the output stored at once as it takes: scales need memory, too."""
+    config = stored(config)
+    while config.smem_bytes + ALIGNMENT > SMEM_LIMIT and config.store_parts[0] > LEAST_STORED:
+        config = replace(config, store_parts=(config.store_parts[0] // 2,))
+    return config
