@@ -74,7 +74,8 @@ class Score(Traced):
         """Trace `apply`."""
 
         def run() -> Value:
-            return to_float(self.apply(symbol("s", "float"), *symbols("b", "h", "q", "k"), Lengths.symbols()))
+            s, (b, h, q, k) = symbol("s", "float"), symbols("b", "h", "q", "k")
+            return to_float(self.apply(s, b, h, q, k, Lengths.symbols()))
 
         traced = trace(run)
         return ScoreProgram(traced.outputs[0], traced.tensors, traced.key)
