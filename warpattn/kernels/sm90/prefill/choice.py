@@ -136,7 +136,7 @@ def pack(problem: Problem, usual: SM90Config, why: str, target: Arch | None) -> 
     counts = KeyTiles(problem)
     first = Best(counts.candidate(tiling(usual)), usual, why)
     tilings = promising(counts, first, tiles_of(first.candidate.tiling.wide), PACKED_GAIN, target)
-    return soonest(problem, target, first, counts.candidates(tilings), PACKED_GAIN)
+    return best_of(problem, target, first, counts.candidates(tilings), PACKED_GAIN)
 
 
 def promising(
@@ -155,11 +155,26 @@ def promising(
     return [one.with_heads(n) for one in alone for n in heads]
 
 
-def soonest(
-    problem: Problem, target: Arch | None, first: Best, others: Iterable[Candidate], few: float, slots: int = 2
+def best_of(
+    problem: Problem, target: Arch | None, first: Best, others: list[Candidate], few: float, slots: int = 2
 ) -> Best:
+    """The one of `others` that ends first, of those whose rings memory holds (`slots`: see `with_tile`), if it is
+    better than `first` by enough; else `first`."""
+    while (best := _soonest(problem, target, first.candidate, others, few)) is not None:
+        shape, packed = best.tiling.shape, best.tiling.packed
+        same = shape == first.candidate.tiling.shape
+        config = first.config if same else with_tile(first.config, shape, slots)
+        if config is not None:
+            return better(best, replace(config, packed=packed), first)
+        others = [x for x in others if x.tiling.shape != shape]
+    return first
+
+
+def _soonest(
+    problem: Problem, target: Arch | None, first: Candidate, others: list[Candidate], few: float
+) -> Candidate | None:
     """The one of `others` that ends first, of those that take at most `GAIN` of the time of `first`, or `few` of it
-    where only the heads in a tile differ, and whose rings memory holds (`slots`: see `with_tile`); else `first`."""
+    where only the heads in a tile differ."""
 
     def work(candidate: Candidate) -> float:
         return candidate.head_microseconds if target is None else _microseconds(problem, candidate, target)
@@ -167,19 +182,16 @@ def soonest(
     def least_work(candidate: Candidate) -> float:
         return candidate.head_microseconds if target is None else _shared_evenly(problem, candidate, target)
 
-    own = work(first.candidate)
-    best, most = first, few * own
+    own = work(first)
+    best, most = None, few * own
     for least, other in sorted(((least_work(x), x) for x in others), key=lambda one: one[0]):
         if least > most:
             break
-        shape, time = other.tiling.shape, work(other)
-        same = shape == first.candidate.tiling.shape
-        enough = min(most, (few if same else GAIN) * own)
-        if time < enough or (best is first and time == enough):
-            config = first.config if same else with_tile(first.config, shape, slots)
-            if config is not None:
-                best, most = Best(other, replace(config, packed=other.tiling.packed), ""), time
-    return best if best is first else better(best.candidate, best.config, first)
+        time, gain = work(other), few if other.tiling.shape == first.tiling.shape else GAIN
+        enough = min(most, gain * own)
+        if time < enough or (best is None and time == enough):
+            best, most = other, time
+    return best
 
 
 def packable(problem: Problem) -> tuple[int, ...]:

@@ -17,12 +17,12 @@ from ..prefill.choice import (
     GAIN,
     Best,
     KeyTiles,
+    best_of,
     better,
     packable,
     promising,
     row_words,
     shared_out,
-    soonest,
     split,
     tiling,
     usual_config,
@@ -148,7 +148,7 @@ def _pack(typical: Problem, usual: SM90Config, why: str, same_keys: bool) -> Bes
     least, *long_ones = at_length.candidates([own, *tilings])
     pairs = zip(counts.candidates(tilings), long_ones, strict=True)
     others = [x for x, long_one in pairs if long_one.head_microseconds <= least.head_microseconds]
-    return soonest(typical, None, first, others, GAIN, SLOTS)
+    return best_of(typical, None, first, others, GAIN, SLOTS)
 
 
 def _measured_tiles(wide: int) -> tuple[TileShape, ...]:
