@@ -26,10 +26,17 @@ import torch
 from bench.cases import Case
 from bench.choices import CHOSEN, checked, empty
 from warpattn.kernels.sm90.candidates import described
-from warpattn.kernels.sm90.prefill.choice import Candidate, KeyTiles, choose, unsplit_microseconds, usual_config
-from warpattn.kernels.sm90.prefill.config import SM90Config
-from warpattn.kernels.sm90.prefill.rates import RATES, RECORDS, Rate, TileShape, columns_of
-from warpattn.kernels.sm90.prefill.tilings import faster, tile_shape, tiling, tilings_of
+from warpattn.kernels.sm90.prefill.choice import (
+    Candidate,
+    KeyTiles,
+    choose,
+    columns_of,
+    tiling,
+    unsplit_microseconds,
+    usual_config,
+)
+from warpattn.kernels.sm90.prefill.config import SM90Config, TileShape
+from warpattn.kernels.sm90.prefill.rates import RATES, RECORDS, Rate
 from warpattn.problem import Problem
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import BUILT_IN
@@ -104,8 +111,8 @@ def times(records: Iterable[dict[str, Any]]) -> Iterator[Time]:
         counts = KeyTiles(problem)
         for name, measured in entry["microseconds"].items():
             config = configured(problem, entry["chosen"] if name == CHOSEN else name)
-            if config is not None and tile_shape(config) in RATES[columns_of(config.wide)]:
-                row = Row(columns_of(config.wide), tile_shape(config))
+            if config is not None and config.tile_shape in RATES[columns_of(config.wide)]:
+                row = Row(columns_of(config.wide), config.tile_shape)
                 yield Time(row, problem, counts, config, case.name, measured)
 
 
@@ -189,8 +196,7 @@ def weighed_by(table: Mapping[int, Mapping[TileShape, Rate]]) -> Iterator[None]:
 def _weigh(table: Mapping[int, Mapping[TileShape, Rate]]) -> None:
     for columns, tiles in table.items():
         RATES[columns].update(tiles)
-    for cache in (tiling, faster, tilings_of, choose):
-        cache.cache_clear()
+    choose.cache_clear()
 
 
 def speeds(record: dict[str, Any]) -> dict[str, float | None]:

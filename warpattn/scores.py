@@ -25,6 +25,7 @@ from warpattn.language.expr import (
     exp,
     load,
     symbol,
+    symbols,
     tanh,
     to_float,
     trace,
@@ -73,8 +74,8 @@ class Score(Traced):
         """Trace `apply`."""
 
         def run() -> Value:
-            s, lens = symbol("s", "float"), Lengths.symbols()
-            return to_float(self.apply(s, symbol("b"), symbol("h"), symbol("q"), symbol("k"), lens))
+            s, (b, h, q, k) = symbol("s", "float"), symbols("b", "h", "q", "k")
+            return to_float(self.apply(s, b, h, q, k, Lengths.symbols()))
 
         traced = trace(run)
         return ScoreProgram(traced.outputs[0], traced.tensors, traced.key)

@@ -21,8 +21,8 @@ import warpattn as wa
 from bench.cases import Case, groups
 from bench.measure import arguments, inputs, record, timing
 from bench.peers.adapter import first_line
-from warpattn.kernels.sm90.prefill.choice import arrange, usual_config
-from warpattn.kernels.sm90.prefill.launch import list_launches, transposed
+from warpattn.kernels.sm90.prefill.choice import usual_config
+from warpattn.kernels.sm90.prefill.launch import arrange, list_launches, transposed
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.operands import Operands
@@ -45,7 +45,7 @@ def own_call(given: tuple[Quantized, ...], mask: wa.Mask | None, fields: dict[st
     sequence = Dense(k.scale, v.scale, q.scale)
     checked = validate(Call(q.values, k.values, v.values, sequence, mask), read_values=False)
     problem = checked.problem
-    choice = arrange(problem, ARCHS["sm90"], replace(usual_config(problem, problem.seq_q)[0], **fields), "given")
+    choice = arrange(problem, ARCHS["sm90"], replace(usual_config(problem, problem.seq_q)[0], **fields), ("given",))
     out = torch.empty(*q.values.shape[:-1], v.values.shape[-1], dtype=torch.bfloat16, device=q.values.device)
     operands = Operands(q.values, k.values, v.values, out, None, None)
     bound = BoundLaunches(list_launches(checked, operands, sequence, choice), q.values.get_device())

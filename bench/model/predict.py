@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from bench.model.problems import Problem
 from bench.model.small import SM90, Size, checked, plan_of, run
-from warpattn.kernels.pieces.span_tiles import span_tiles
+from warpattn.kernels.pieces.span_tiles import TileSize, span_tiles
 from warpattn.kernels.sm90.decode.choice import EvenCut, even_cut, head_tiles
 from warpattn.problem.launch import Choice
 from warpattn.sim.timing.cost import SM90 as CHIP
@@ -178,10 +178,11 @@ def _forward_pieces(problem: Problem, choice: Choice) -> Iterator[Piece]:
         yield from [Piece(-(-tiles // splits), 0)] * (case.batch * case.heads_kv * splits)
         return
     ready, _ = checked(problem)
-    spans = span_tiles(ready.problem, config.tokens, config.block_n) if case.causal else None
+    size = TileSize(config.tokens, config.block_n)
+    spans = span_tiles(ready.problem, [size] if case.causal else []).get(size)
     every = [Piece(-(-case.seq_k // config.block_n), 0)] * choice.order.m_tiles
     if spans is not None:
-        every = [Piece(t - h, h) for t, h in zip(spans.total.tolist(), spans.masked.tolist(), strict=True)]
+        every = [Piece(t - h, h) for t, h in zip(spans.total, spans.masked, strict=True)]
     for first in range(0, choice.order.heads, choice.order.section):
         heads = min(choice.order.section, choice.order.heads - first) // config.packed
         for piece in reversed(every):

@@ -12,8 +12,7 @@ from bench.cases import Case
 from bench.model.problems import Problem
 from warpattn.kernels.sm90.backward.launch import list_backward_launches
 from warpattn.kernels.sm90.decode.launch import list_launches as decode_launches
-from warpattn.kernels.sm90.prefill.choice import arrange
-from warpattn.kernels.sm90.prefill.launch import attention_launch
+from warpattn.kernels.sm90.prefill.launch import arrange, attention_launch
 from warpattn.masks import Causal, Mask, SlidingWindow
 from warpattn.problem import Call, CheckedCall, validate
 from warpattn.problem.arch import ARCHS
@@ -90,7 +89,7 @@ def _forward(problem: Problem, choice: Choice) -> Launch:
     if choice.kernel == "decode":
         return decode_launches(ready, x, Dense(), choice)[0]
     config = replace(choice.config, split=False) if choice.config.split else choice.config
-    return attention_launch(ready, x, Dense(), arrange(ready.problem, SM90, config, "given"))
+    return attention_launch(ready, x, Dense(), arrange(ready.problem, SM90, config, ("given",)))
 
 
 def _backward(problem: Problem, choice: Choice) -> tuple[Launch, ...]:

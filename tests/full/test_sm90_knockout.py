@@ -19,9 +19,9 @@ from tests.oracle import Inputs, poisoned
 from tests.sim import backward
 from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
 from tests.sim.machine.findings.test_knockout import FIRST, TURN
-from warpattn.kernels.sm90.prefill.choice import arrange, choose, shared_out
-from warpattn.kernels.sm90.prefill.launch import list_launches
-from warpattn.kernels.sm90.prefill.tilings import choose_config
+from warpattn.kernels.sm90.prefill.choice import choose, shared_out
+from warpattn.kernels.sm90.prefill.config import choose_config
+from warpattn.kernels.sm90.prefill.launch import arrange, list_launches
 from warpattn.masks import Causal, Mask, Padding, SlidingWindow
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
@@ -62,7 +62,7 @@ class Case:
         problem = ready.problem
         config, _ = choose_config(problem.element, problem.dim_qk, problem.dim_v, problem.seq_q, is_masked(problem))
         config = config if self.parts == 1 else shared_out(config)
-        choice = arrange(problem, ARCHS["sm90"], config, "given", self.parts)
+        choice = arrange(problem, ARCHS["sm90"], config, ("given",), self.parts)
         out, lse = torch.full(q.shape, float("nan"), dtype=q.dtype), torch.full(ready.lse_shape, float("nan"))
         return list_launches(ready, Operands(q, k, v, out, lse, None), Dense(), choice)[0]
 

@@ -166,6 +166,11 @@ def symbol(name: str, dtype: str = "int") -> Expr:
     return Expr(make("sym", dtype, name))
 
 
+def symbols(*names: str) -> list[Expr]:
+    """Several of them, ints."""
+    return [Expr(node) for node in [make("sym", "int", name) for name in names]]
+
+
 def load(tensor: torch.Tensor, *index: Any) -> Any:
     """Element of `tensor` at one int index per dimension; 0 (False) where an index is outside its dimension.
 
@@ -280,7 +285,10 @@ def _node(value: Any) -> Node:
 def _common(values: tuple[Any, ...], least: str = "bool") -> list[Node]:
     """Nodes of `values`, cast to the widest of their dtypes, at least `least`."""
     nodes = [_node(value) for value in values]
-    dtype = max((least, *(node.dtype for node in nodes)), key=_RANK.__getitem__)
+    dtypes = {least, *[node.dtype for node in nodes]}
+    if len(dtypes) == 1:
+        return nodes
+    dtype = max(dtypes, key=_RANK.__getitem__)
     return [cast(node, dtype) for node in nodes]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from warpattn.errors import AttentionError
 from warpattn.inputs import number
-from warpattn.language.expr import Table, symbol
+from warpattn.language.expr import Table, symbols
 from warpattn.language.meaning import UnknownError, contents, is_users, meaning
 from warpattn.language.user_code import named, raised_at
 
@@ -26,7 +26,7 @@ class Lengths(NamedTuple):
     @classmethod
     def symbols(cls) -> Lengths:
         """The symbols len_q and len_k."""
-        return cls(symbol("len_q"), symbol("len_k"))
+        return cls(*symbols("len_q", "len_k"))
 
 
 class Traced:

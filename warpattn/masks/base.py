@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from warpattn.errors import AttentionError
 from warpattn.inputs import kind_of
-from warpattn.language.expr import maximum, minimum, saturated, symbol, trace, where
+from warpattn.language.expr import maximum, minimum, saturated, symbols, trace, where
 from warpattn.language.traced import Lengths, Traced
 from warpattn.masks.picture import Picture, draw
 from warpattn.masks.program import MaskProgram, Span
@@ -51,12 +51,12 @@ class Mask(Traced):
         """Trace `keep` and `kv_span`."""
 
         def run() -> tuple[Value, ...]:
-            b, h, lens = symbol("b"), symbol("h"), Lengths.symbols()
-            span = self.kv_span(b, h, symbol("q_lo"), symbol("q_hi"), lens)
+            lens, (b, h, q, k, q_lo, q_hi) = Lengths.symbols(), symbols("b", "h", "q", "k", "q_lo", "q_hi")
+            span = self.kv_span(b, h, q_lo, q_hi, lens)
             if not isinstance(span, Span):
                 self.refuse_result("kv_span", kind_of(span), SPAN_RULE)
             bounds = (saturated(bound) for bound in span.clamped(lens.k))
-            return (self.keep(b, h, symbol("q"), symbol("k"), lens), *bounds)
+            return (self.keep(b, h, q, k, lens), *bounds)
 
         traced = trace(run)
         keep, first, full_lo, full_hi, last = traced.outputs

@@ -6,6 +6,7 @@ and vector loads need it); the others are copied once, rows filled up with zeros
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -23,6 +24,7 @@ LEAST_SCALE = 2.0**-100  # below it the kernel's own c = scale * log2(e) is no p
 # The scores as they are. The kernel folds the scale into the exponential unless there is a score function, and that is
 # right for positive scales only: others take this one, also where the call was not checked for kernels (rules.py).
 IDENTITY = Program((Node(("sym", "float", "s")),), ())
+AS_THEY_ARE = Program((), ())  # a score without an output: products are scores, which the kernel multiplies by c
 COPY_RULE = (
     "q, k, v and out stay where they are if their last stride is 1, the others are multiples of 8 elements above 0 (16 "
     "of 8 bits), their head dim is such a multiple, and they start at a multiple of 16 bytes; a tensor that does not "
@@ -122,13 +124,16 @@ def run_strides(x: Tensor) -> tuple[int, ...]:
     return tuple(stride // RUN if size > 1 else 0 for size, stride in outer)
 
 
-def programs(checked: CheckedCall) -> tuple[Program, Program | None]:
-    """The mask's and the score's programs as the kernels take them."""
+def programs(checked: CheckedCall, most: float = math.inf) -> tuple[Program, Program | None]:
+    """The mask's and the score's programs as the kernels take them; `most`: the largest exponent that their plain
+    softmax takes. Where the call's may be larger and has no score, it gets one whose scores are the products."""
     mask = Program((checked.mask.keep, *checked.mask.span), checked.mask.tensors)
     mask.__dict__["key"] = checked.mask.key  # known from the trace: the nodes are not numbered again
     if checked.score is not None:
         return mask, Program((checked.score.out,), checked.score.tensors)
-    return mask, None if checked.scale >= LEAST_SCALE else IDENTITY
+    if checked.scale < LEAST_SCALE:
+        return mask, IDENTITY
+    return mask, AS_THEY_ARE if checked.exponent > most else None
 
 
 def is_masked(problem: Problem) -> bool:

@@ -125,3 +125,4 @@ class CheckedCall:
     scale: float
     lse_shape: tuple[int, ...]
     differentiated: tuple[str, ...] = ()  # names of the inputs that require gradients
+    exponent: float = 0.0  # the largest scale * log2(e) * (q . k) whose q . k is fp32, of finite operands

@@ -37,7 +37,7 @@ FULL_PROGRAM = Full().program()  # without a mask
 ALIKE = tuple({dtype} for dtype in DTYPES)
 LARGEST_SCALE = torch.finfo(torch.float32).max
 # Kernels fold the scale into the exponential, as c = scale * log2(e): right if c is a normal number above 0, and half
-# of c times the largest product is fp32 (`row_scale` takes the power of two below c; Hopper, see its large_scores.py).
+# of c times the largest product is fp32 (`row_scale` takes the power of two below c; Hopper: sm90/arguments.py).
 # They apply other scales to the scores, before the maximum of a row is taken, as they do where there is a score
 # function: this one leaves scores as they are.
 LOWEST_SCALE, FOLDED = 2.0**-100, 0.5
@@ -50,25 +50,30 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     Offsets, lengths and page tables are read back and checked when the reference runs, which walks them on the host
     anyway; for a GPU backend, and without `read_values`, their values are the caller's promise.
     """
-    rules = Rules()
-    ranked = call.sequence.check(rules, call.q, call.k, call.v)
-    sizes = call.sequence.sizes(call.q, call.k, call.v) if ranked else None
-    tensors = [x for x in call.sequence.operands(call.q, call.k, call.v).values() if isinstance(x, Tensor)]
+    rules, sequence = Rules(), call.sequence
+    ranked = sequence.check(rules, call.q, call.k, call.v)
+    sizes = sequence.sizes(call.q, call.k, call.v) if ranked else None
+    lse_shape = () if sizes is None else sequence.lse_shape(sizes)
+    operands, scales, indices = sequence.operands(call.q, call.k, call.v), sequence.scales(), sequence.indices()
+    tensors = [x for x in operands.values() if isinstance(x, Tensor)]
     backend = choose_backend(rules, call.backend, call.q)
     _check_options(rules, call)
     mask, score = _traced(rules, call)
-    plain = {x.dtype for x in tensors} in ALIKE and not call.sequence.scales()
-    if score is None and backend != "reference" and not rules.broken and sizes is not None:
+    plain = {x.dtype for x in tensors} in ALIKE and not scales
+    scale = exponent = 0.0
+    if sizes is not None and not rules.broken:
         scale = _scale(call, sizes)
-        exponent = largest_exponent(scale, sizes.dim_qk, call.q.dtype if plain else None)
-        score = None if scale > LOWEST_SCALE and exponent * FOLDED < LARGEST_SCALE else AS_IT_IS
+        if backend != "reference":
+            exponent = _largest_exponent(scale, sizes.dim_qk, call.q.dtype if plain else None)
+            folded = scale > LOWEST_SCALE and exponent * FOLDED < LARGEST_SCALE
+            score = AS_IT_IS if score is None and not folded else score
     if not plain:
         check_types(rules, call, read_values and backend == "reference")
     captured = [x for program in (mask, score) if program is not None for x in program.tensors]
     given = any(x is not None for x in (call.sinks, call.out, call.score))
     if sizes is not None and (given or captured or mask is None):  # a mask of indices alone fits every call
         check_beside(rules, call, sizes, _result_dtype(call))
-    _check_devices(rules, call, captured)
+    _check_devices(rules, call, operands | indices, captured)
     names = ()
     of_score = [] if score is None else score.tensors
     if _is_differentiated([*tensors, call.sequence.q_rope, call.sinks, call.out, *of_score]):
@@ -81,8 +86,8 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     if rules.broken:
         rules.done()
     assert sizes is not None and backend is not None and mask is not None  # else a rule was broken
-    problem, lse_shape = _problem(call, sizes, mask, score, plain), call.sequence.lse_shape(sizes)
-    return CheckedCall(backend, problem, mask, score, _scale(call, sizes), lse_shape, names)
+    problem = _problem(call, sizes, mask, score, plain)
+    return CheckedCall(backend, problem, mask, score, scale, lse_shape, names, exponent)
 
 
 def _check_options(rules: Rules, call: Call) -> None:
@@ -118,11 +123,10 @@ def _traced(rules: Rules, call: Call) -> tuple[MaskProgram | None, ScoreProgram 
         return None, None
 
 
-def _check_devices(rules: Rules, call: Call, captured: list[Tensor]) -> None:
-    """Everything on the device of q."""
+def _check_devices(rules: Rules, call: Call, named: dict[str, Tensor], captured: list[Tensor]) -> None:
+    """Everything on the device of q; `named`: the tensors of the sequence."""
     if not isinstance(call.q, Tensor):
         return
-    named = call.sequence.operands(call.q, call.k, call.v) | call.sequence.indices()
     pairs = [*named.items(), ("sinks", call.sinks), ("out", call.out)]
     pairs += [("a tensor captured by the mask or the score", x) for x in captured]
     for name, x in pairs:
@@ -157,7 +161,7 @@ def _scale(call: Call, sizes: Sizes) -> float:
     return sizes.dim_qk**-0.5 if scale is None else float(scale)
 
 
-def largest_exponent(scale: float, dim: int, dtype: torch.dtype | None) -> float:
+def _largest_exponent(scale: float, dim: int, dtype: torch.dtype | None) -> float:
     """The largest c * (q . k) whose q . k is fp32, of finite operands of a dtype; None: with scales of their own."""
     most = torch.finfo(dtype).max if dtype in KERNEL_DTYPES else LARGEST_SCALE
     product = min(dim * most * most, LARGEST_SCALE)

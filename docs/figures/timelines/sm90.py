@@ -5,9 +5,8 @@ from pathlib import Path
 import torch
 
 from docs.figures.timelines.simulated import timeline
-from warpattn.kernels.sm90.prefill.choice import arrange
-from warpattn.kernels.sm90.prefill.launch import list_launches
-from warpattn.kernels.sm90.prefill.tilings import choose_config
+from warpattn.kernels.sm90.prefill.config import choose_config
+from warpattn.kernels.sm90.prefill.launch import arrange, list_launches
 from warpattn.masks import Causal
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
@@ -23,7 +22,7 @@ def run() -> Report:
     q, k, v = (torch.randn(1, 512, 1, 128).bfloat16() for _ in range(3))
     ready = validate(Call(q, k, v, Dense(), Causal(), backend="simulate:sm90"))
     config, why = choose_config(ready.problem.element, 128, 128, 4096, True)  # that of longer sequences
-    choice = arrange(ready.problem, ARCHS["sm90"], config, why)
+    choice = arrange(ready.problem, ARCHS["sm90"], config, (why,))
     (launch,) = list_launches(ready, Operands(q, k, v, torch.empty_like(q), None, None), Dense(), choice)
     return run_launch(launch, Options(timing=True, programs=1))
 

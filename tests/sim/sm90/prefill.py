@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from warpattn.kernels.sm90.arguments import PrefillShape
-from warpattn.kernels.sm90.prefill.config import SM90Config
-from warpattn.kernels.sm90.prefill.rates import TileShape
+from warpattn.kernels.sm90.prefill.config import SM90Config, TileShape, choose_config, with_tile
 from warpattn.kernels.sm90.prefill.signature import prefill_source
-from warpattn.kernels.sm90.prefill.tilings import choose_config, with_tile
 from warpattn.language.nodes import Program
 from warpattn.masks import Full, Mask
 from warpattn.problem.arch import compile_options, triton_target
@@ -49,7 +47,9 @@ class Case:
         rows = 16384 if self.long else self.seq_q
         config = choose_config(element_of(self.dtype), self.dim, self.dim_v or self.dim, rows, True)[0]
         if self.consumers:
-            config = next(with_tile(config, TileShape(self.consumers, config.block_n)))
+            other = with_tile(config, TileShape(self.consumers, config.block_n))
+            assert other is not None
+            config = other
         return replace(config, packed=self.packed, block_n=self.block_n or config.block_n)
 
     def kernel(self) -> Any:

@@ -12,9 +12,9 @@ pytest.importorskip("triton")
 from tests.drawn import drawn, in_turn
 from tests.sim.sm90.prefill import error
 from warpattn.kernels.pieces.signature import softcap_factors
-from warpattn.kernels.sm90.prefill.choice import arrange, shared_out
-from warpattn.kernels.sm90.prefill.launch import list_launches
-from warpattn.kernels.sm90.prefill.tilings import choose_config
+from warpattn.kernels.sm90.prefill.choice import shared_out
+from warpattn.kernels.sm90.prefill.config import choose_config
+from warpattn.kernels.sm90.prefill.launch import arrange, list_launches
 from warpattn.masks import Causal, CustomMask, Mask, SlidingWindow
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
@@ -62,7 +62,7 @@ def split(case: Case, x: Any, **options: Any) -> tuple[Tensor, Tensor]:
     problem = ready.problem
     config, _ = choose_config(problem.element, problem.dim_qk, problem.dim_v, problem.seq_q, is_masked(problem))
     config = shared_out(replace(config, packed=case.packed))
-    choice = arrange(problem, ARCHS["sm90"], config, "given", case.parts)
+    choice = arrange(problem, ARCHS["sm90"], config, ("given",), case.parts)
     out = torch.full((*q.shape[:3], v.shape[3]), float("nan"), dtype=q.dtype)
     lse = torch.full(ready.lse_shape, float("nan"))
     launches = list_launches(ready, Operands(q, k, v, out, lse, sinks), Dense(), choice)

@@ -10,12 +10,12 @@ import torch
 from bench.cases import Case, groups
 from bench.choices import checked, described, empty
 from tests.unit.kernels.sm90_builds import chosen
-from warpattn.kernels.pieces.span_tiles import span_tiles
+from warpattn.kernels.pieces.span_tiles import TileSize, span_tiles
 from warpattn.kernels.sm90.candidates import candidates
-from warpattn.kernels.sm90.prefill.choice import MANY_KEYS, choose
-from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
-from warpattn.kernels.sm90.prefill.rates import COMMAND, RECORDS, measured_tile
-from warpattn.kernels.sm90.prefill.tilings import choose_config, tile_shape, tiling
+from warpattn.kernels.sm90.prefill.choice import choose, measured_row
+from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT, choose_config
+from warpattn.kernels.sm90.prefill.rates import COMMAND, RECORDS
+from warpattn.kernels.sm90.prefill_varlen.config import MANY_KEYS
 from warpattn.kernels.sm90.prefill_varlen.config import choose as choose_varlen
 from warpattn.masks import Causal, Chunked, Document, Full, Mask, Padding, SlidingWindow
 from warpattn.problem import Call, Problem, validate
@@ -108,8 +108,7 @@ def test_a_plan_names_the_measured_row_of_its_tile(shape, lengths_on_device: boo
     if lengths_on_device:
         choice = choose_varlen(ragged(Causal(), length, batch, dim, None), ARCHS["sm90"])
     config = choice.config.tiles if lengths_on_device else choice.config
-    tile = measured_tile(config.wide, tile_shape(config))
-    rate = tiling(config).rate
+    _, tile, rate = measured_row(config.wide, config.tile_shape)
     (row,) = (reason for reason in choice.reasons if COMMAND in reason)
     assert f"the row {64 * tile.consumers} x {tile.keys}" in row and all(record in row for record in RECORDS)
     assert f"{rate.row:g} ns a row, {rate.key:g} a key of it, {rate.masked:g} more" in row
@@ -215,22 +214,23 @@ def test_an_invariant_batch_has_the_parts_of_a_sequence_alone(batch: int) -> Non
 @pytest.mark.parametrize("mask", [Full(), Causal(), Causal() & SlidingWindow(50), Chunked(40) & Causal()])
 @pytest.mark.parametrize(("seq_q", "seq_k"), [(200, 200), (70, 330), (300, 100)])
 def test_counted_key_tiles_are_those_with_something_to_see(mask: Mask, seq_q: int, seq_k: int) -> None:
-    tokens, block_n = 24, 32
-    tiles = span_tiles(problem_of(seq_q, seq_k, mask), tokens, block_n)
-    assert tiles is not None
+    sizes = [TileSize(tokens, block_n) for tokens in (24, 64) for block_n in (32, 48)]
+    found = span_tiles(problem_of(seq_q, seq_k, mask), sizes)
+    assert list(found) == sizes
     q, k = torch.arange(seq_q)[:, None] + seq_k - seq_q, torch.arange(seq_k)[None]
     seen = mask.keep(0, 0, q, k) & (k >= 0) & (q == q) if not isinstance(mask, Full) else (k >= 0) & (q == q)
-    for index, row in enumerate(range(0, seq_q, tokens)):
-        rows = seen[row : row + tokens]
-        visible = rows.any(0).nonzero().flatten()
-        count = 1 if len(visible) == 0 else int(visible[-1] // block_n - visible[0] // block_n) + 1
-        whole = sum(bool(rows[:, n : n + block_n].all()) for n in range(0, seq_k - block_n + 1, block_n))
-        assert tiles.total[index] == count
-        assert count - whole <= tiles.masked[index] <= count
+    for (tokens, block_n), tiles in found.items():
+        for index, row in enumerate(range(0, seq_q, tokens)):
+            rows = seen[row : row + tokens]
+            visible = rows.any(0).nonzero().flatten()
+            count = 1 if len(visible) == 0 else int(visible[-1] // block_n - visible[0] // block_n) + 1
+            whole = sum(bool(rows[:, n : n + block_n].all()) for n in range(0, seq_k - block_n + 1, block_n))
+            assert tiles.total[index] == count
+            assert count - whole <= tiles.masked[index] <= count
 
 
 def test_nothing_is_counted_where_a_tensor_decides() -> None:
-    assert span_tiles(problem_of(100, 100, Padding(torch.tensor([50]))), 64, 64) is None
+    assert span_tiles(problem_of(100, 100, Padding(torch.tensor([50]))), [TileSize(64, 64)]) == {}
 
 
 @pytest.mark.parametrize(("window", "tried"), [(500, True), (1100, True), (1200, False)])

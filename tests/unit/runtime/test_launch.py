@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ import torch
 import warpattn as wa
 from tests.sim.backward import Case, launches_of
 from tests.unit.runtime.card import B, D, H, S, make_card, misaligned, normal, written  # noqa: F401 (a fixture)
-from warpattn.problem import operands, validate
+from warpattn.problem import Call, operands, validate
 from warpattn.problem.launch import Launch
 from warpattn.runtime import bound_launches, call_cache, cuda, execute
 from warpattn.runtime.tile_counters import SLAB, TileCounters
+from warpattn.sequences import Dense
 
 CAPTURE_OF = cuda.capture_of  # before the fixture replaces it
 pytestmark = pytest.mark.usefixtures("card")
@@ -304,3 +306,20 @@ def test_threads_get_their_own_addresses(card):
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_remembered_calls_keep_no_more_memory_than_a_bound(card, monkeypatch):
+    """Such as copies of 8-bit keys, of every length that a caller has: all are planned anew beyond it."""
+    monkeypatch.setattr(call_cache, "MOST_BYTES", 1000)
+    monkeypatch.setattr(call_cache, "_held", 0)
+    kept = []
+    for length, size in ((8, 600), (16, 300), (24, 200), (32, 900)):
+        q = normal(1, length, H, D)
+        call = Call(q, q.clone(), q.clone(), Dense())
+        bound = SimpleNamespace(has_workspace=True, workspace_bytes=size, follow_call=lambda *_: None)
+        operands_of_call = operands.Operands(q, call.k, call.v, torch.empty_like(q), None, None)
+        call_cache.remember(call, validate(call), operands_of_call, bound)
+        kept.append(len(call_cache._known))
+    assert kept == [1, 2, 1, 1]
+    call_cache.forget()
+    assert not call_cache._known and call_cache._held == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -21,29 +21,55 @@ _OPS = eager.OPS | {name: _tensors(getattr(torch, name)) for name in ("minimum",
 _NUMBERS = {"int": int, "int64": int, "float": float, "bool": "True".__eq__}
 
 
+class TileSize(NamedTuple):
+    """Queries of a row tile, keys of a key tile."""
+
+    tokens: int
+    keys: int
+
+
 class SpanTiles(NamedTuple):
-    """Key tiles of each row tile of a head, int64, in the order of the rows; see `TileSpan` in pieces/span.py."""
+    """Key tiles of each row tile of a head, in the order of the rows; see `TileSpan` in pieces/span.py."""
 
-    total: Tensor
-    masked: Tensor
+    total: list[int]
+    masked: list[int]
 
 
-def span_tiles(problem: Problem, tokens: int, block_n: int) -> SpanTiles | None:
-    """Key tiles of `block_n` keys of row tiles of `tokens` queries of a dense problem; None where they depend on a
-    captured tensor, on the batch entry or the head."""
-    read = problem.span_reads
+class Bounds(NamedTuple):
+    """A mask's span for each row tile, int64."""
+
+    first: Tensor
+    full_lo: Tensor
+    full_hi: Tensor
+    last: Tensor
+
+
+def span_tiles(problem: Problem, sizes: Iterable[TileSize]) -> dict[TileSize, SpanTiles]:
+    """The key tiles of a dense problem's row tiles, for tiles of several sizes; of none where they depend on a captured
+    tensor, on the batch entry or the head."""
+    read, sizes = problem.span_reads, tuple(sizes)
     if read.tensors or read.symbols & {"b", "h"}:
-        return None
+        return {}
+    bounds = {tokens: _bounds(problem, tokens) for tokens in {size.tokens for size in sizes}}
+    return {size: _counted(bounds[size.tokens], size.keys) for size in sizes}
+
+
+def _bounds(problem: Problem, tokens: int) -> Bounds:
+    """Of row tiles of `tokens` queries."""
     row = torch.arange(0, max(problem.seq_q, 1), tokens)
     offset = problem.seq_k - problem.seq_q
     q_hi = (row + tokens).clamp(max=problem.seq_q) - 1 + offset
     symbols = {"q_lo": row + offset, "q_hi": q_hi, "len_q": problem.seq_q, "len_k": problem.seq_k}
-    first, full_lo, full_hi, last = (torch.zeros_like(row) + x for x in _evaluate(problem.mask, symbols))
-    first, lo = first // block_n, -(-full_lo // block_n)
-    last = torch.maximum(-(-last // block_n), first + 1)
-    lo, hi = torch.maximum(lo, first), torch.minimum(full_hi // block_n, last)
+    return Bounds(*(torch.zeros_like(row) + x for x in _evaluate(problem.mask, symbols)))
+
+
+def _counted(bounds: Bounds, keys: int) -> SpanTiles:
+    """In tiles of so many keys."""
+    first, lo = bounds.first // keys, -(-bounds.full_lo // keys)
+    last = torch.maximum(-(-bounds.last // keys), first + 1)
+    lo, hi = torch.maximum(lo, first), torch.minimum(bounds.full_hi // keys, last)
     total = last - first
-    return SpanTiles(total, total - (hi - lo).clamp(min=0))
+    return SpanTiles(total.tolist(), (total - (hi - lo).clamp(min=0)).tolist())
 
 
 def _evaluate(mask: Any, symbols: dict[str, Any]) -> list[Any]:

@@ -1,12 +1,17 @@
-"""Named tuples that launches hand to the Hopper kernels, which read their fields by name. Nothing here imports
-Triton."""
+"""What launches hand to the Hopper kernels: named tuples, whose fields kernels read by name, and when scores need
+another softmax. Nothing here imports Triton."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
+
 from warpattn.problem.argument_types import Int64
 
+# Of c * (q . k), c = scale * log2(e): kernels multiply by c before they take the maximum of a row away. Where c is
+# above 1, that is no fp32 number for the largest scores; those get the softmax of score functions (exact_softmax.py).
+LARGEST_EXPONENT = torch.finfo(torch.float32).max
 KEYS_OF_PRODUCT = 32  # that one wgmma of 8 bits sums over, and whose order is its own: see prefill/eight_bit/weights.py
 TRANSPOSED_KEYS = 128  # of a program of prefill/eight_bit/transpose_values.py
 WIDENED_KEYS = 128  # of a program of prefill/eight_bit/widen.py, and of a page of its copies

@@ -18,11 +18,11 @@ from warpattn.problem.launch import Choice
 
 from .decode import choice as decode
 from .decode.config import DecodeConfig
-from .prefill.choice import LEAST_KEYS, KeyTiles, arrange, packable, shared_out, usual_config
+from .prefill.choice import LEAST_KEYS, KeyTiles, packable, row_words, shared_out, tiling, usual_config
 from .prefill.choice import choose as choose_prefill
-from .prefill.config import SM90Config
-from .prefill.rates import RATES, TileShape
-from .prefill.tilings import REGISTERS, tiling, with_tile
+from .prefill.config import REGISTERS, SM90Config, TileShape, with_tile
+from .prefill.launch import arrange
+from .prefill.rates import RATES
 
 TRIED = "tried"
 PACKED = (1, 4, 8)  # query heads of a tile
@@ -61,13 +61,14 @@ def _of_prefill(problem: Problem, target: Arch) -> Iterator[Choice]:
     """Those of dense prefill."""
     heads_of_tile = [n for n in packable(problem) if n in PACKED]
     for config in _tiles(problem):
+        why = TRIED, row_words(tiling(config))
         for heads in heads_of_tile:
             packed = replace(config, packed=heads)
-            whole = arrange(problem, target, packed, TRIED)
+            whole = arrange(problem, target, packed, why)
             yield whole
             few = whole.order.heads // heads * whole.order.m_tiles <= MOST_TILES
             for parts in (n for n in PARTS if few and n * LEAST_KEYS <= problem.seq_k and config.ctas == 1):
-                yield arrange(problem, target, shared_out(packed), TRIED, parts)
+                yield arrange(problem, target, shared_out(packed), why, parts)
 
 
 def _tiles(problem: Problem) -> Iterator[SM90Config]:
@@ -81,7 +82,9 @@ def _tiles(problem: Problem) -> Iterator[SM90Config]:
     few_keys = own.most_keys <= FEW_KEYS + 2 * max(usual.tokens, usual.block_n)  # of a row, for rows of one tile
     for consumers, keys in ((c, n) for c in REGISTERS for n in TILE_KEYS):
         if (keys > min(TILE_KEYS) or few_keys) and (keys == 64 or consumers > 1):
-            yield from with_tile(usual, TileShape(consumers, keys, 2 if consumers == 1 else 1))
+            config = with_tile(usual, TileShape(consumers, keys, 2 if consumers == 1 else 1))
+            if config is not None:
+                yield config
 
 
 def _of_decode(problem: Problem, target: Arch) -> Iterator[Choice]:

@@ -44,7 +44,7 @@ def decode_combine_kernel(
     head = gl.program_id(0) - number * shape.heads
     row_tile = row_tile_at(number, stored, shape, mods, config)
     part = published_part(ctx, row_tile, head)
-    if (part.splits > 1) & (row_tile.units > 0):  # nobody has published parts of a row tile without units
+    if (part.splits > 1) & (row_tile.units > 0):  # no CTA publishes parts of a row tile without units
         layout: gl.constexpr = parts_layout(tile)
         block: gl.constexpr = (tile.parts, tile.rows)
         invariant: gl.constexpr = config.schedule.invariant

@@ -16,13 +16,13 @@ from torch import Tensor
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Features, Operands, modifier_args
+from warpattn.problem.operands import Features, Operands, modifier_args, programs
 from warpattn.problem.scales import ColumnScaleRows, scale_rows
 from warpattn.sequences import PagedKV, PagedRagged, Sequence
 
 from ...nvidia.arguments import strided
 from ...pieces.combine_config import MOST_COLUMNS, CombineTile, allocate_parts, combine_tile
-from ..large_scores import programs
+from ..arguments import LARGEST_EXPONENT
 from .arguments import ColumnScaledRows, DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledQueries, ScaledRows
 from .choice import even_cut, head_rows, head_tiles, partitions, row_tiles
 from .config import DecodeConfig, StreamConfig
@@ -76,7 +76,7 @@ def combine_launch(checked: CheckedCall, config: StreamConfig, args: Mapping[str
 
 def features_of(checked: CheckedCall) -> Features:
     """What the kernels of a call are compiled for beside their config."""
-    return Features(*programs(checked), checked.problem.has_sinks, checked.problem.has_lse)
+    return Features(*programs(checked, LARGEST_EXPONENT), checked.problem.has_sinks, checked.problem.has_lse)
 
 
 def options(config: DecodeConfig) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""SM90Config: tiles, rings, registers and shared memory of the Hopper prefill kernel.
+"""SM90Config: tiles, rings, registers and shared memory of the Hopper prefill kernel; which one a pair of head dims
+usually gets, and the same with another tile.
 
 The kernel, the planner and the tests all read them here. Nothing in this file imports Triton.
 """
@@ -6,14 +7,15 @@ The kernel, the planner and the tests all read them here. Nothing in this file i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from warpattn.kernels.pieces.scheduler_sizes import SPLIT_TILE_FIELDS, TILE_FIELDS
 from warpattn.kernels.topology import BARRIER_BYTES, Edge, Registers, Role, Signal, Topology
 from warpattn.problem.element import FP16, Element
 
 from ..operand_format import OperandFormat, WithOperands
-from ..widths import pad_dim, split_dim, split_values
+from ..widths import block_columns, pad_dim, split_dim, split_values
 from .eight_bit.sizes import EightBitSizes
 
 CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma
@@ -25,6 +27,17 @@ LEFT_SLOTS = 4  # a list for each warpgroup, see nonfinite.py
 OTHER_REGISTERS = 30  # of a thread, beside scores, weights and output
 CONVERT = "convert"  # the role that makes 16-bit tiles of 8-bit ones, see eight_bit/convert.py
 CONVERT_REGISTERS = 48  # of that role
+WIDE_QUERIES = 256  # columns: of more, shared memory has a query tile and 32 keys at a time
+SHORT_ROWS = 2048  # queries up to which, at head dim 64, 128-row tiles fit a causal triangle better than 192-row ones
+REGISTERS = {1: Registers(232, 24), 2: Registers(240, 24), 3: Registers(160, 32), 4: Registers(112, 32)}  # by consumers
+
+
+class TileShape(NamedTuple):
+    """Warpgroups of 64 rows, keys of a tile, CTAs on an SM: what a rate depends on, beside the head dims (rates.py)."""
+
+    consumers: int
+    keys: int
+    ctas: int = 1
 
 
 class KeyTileSizes(WithOperands):
@@ -164,6 +177,10 @@ class SM90Config(KeyTileSizes, EightBitSizes):
     def wide(self) -> int:
         return max(self.padded_qk, self.padded_v)
 
+    @property
+    def tile_shape(self) -> TileShape:
+        return TileShape(self.consumers, self.block_n, self.ctas)
+
     @cached_property
     def rows(self) -> int:
         return CONSUMER_ROWS
@@ -230,8 +247,9 @@ class SM90Config(KeyTileSizes, EightBitSizes):
         """The same for a kernel that publishes `tile_fields` int32 of a tile with each Q slot."""
         attend = tuple(f"attend {wg}" for wg in range(self.consumers))
         roles = [Role(name, 4, self.registers.consumer) for name in attend]
-        filling, readers, signals = "load", attend, ()
+        filling, readers, signals, scales = "load", attend, (), 0
         if self.converts:
+            scales = self.scale_bytes + self.factor_bytes
             roles.append(Role(CONVERT, 4, CONVERT_REGISTERS))
             filling, readers = CONVERT, (*attend, CONVERT)
             loaded = (("load",),) * self.kv_stages
@@ -242,10 +260,74 @@ class SM90Config(KeyTileSizes, EightBitSizes):
             Edge("V", filling, attend, self.v_stages, self.v_bytes),
         )
         fields = 4 * (tile_fields * self.q_stages + LEFT_SLOTS) + RECOMPUTE_BARRIERS * BARRIER_BYTES
-        private = self.out_bytes + fields + self.scale_bytes + self.factor_bytes
+        private = self.out_bytes + scales + fields
         return Topology((*roles, Role("load", 1, self.registers.producer)), edges, private, signals)
 
-    @property
+    @cached_property
     def smem_bytes(self) -> int:
         """Shared memory of tiles and barriers; the compiler adds alignment and a few bytes."""
         return self.topology.smem_bytes
+
+
+def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked: bool) -> tuple[SM90Config, str]:
+    """The measured best configuration for a pair of head dims, and one sentence why (cycles: bench/notes.md); of values
+    that have several launches, for the columns of one.
+
+    `masked`: the mask hides some keys, so tiles differ in length.
+    """
+    dim_v = block_columns(dim_v)
+    qk, v = split_dim(dim_qk), split_values(dim_v)
+    wide, held = max(sum(qk), sum(v)), int(len(qk) > 1)
+    operands = OperandFormat(element, dim_qk, dim_v)
+    if sum(qk) > WIDE_QUERIES:
+        why = f"queries of > {WIDE_QUERIES} columns: 32 keys a tile, one query tile, output stored in column blocks"
+        return stored(SM90Config(operands, 2, 32, 2, 1, v, Registers(240, 24), False)), why
+    if wide <= 64 and masked and seq_q <= SHORT_ROWS:
+        why = f"head dim <= 64, a mask and at most {SHORT_ROWS} queries: 128-row tiles waste less of the diagonal"
+        return SM90Config(operands, 2, 128, 4, 2, v, Registers(240, 24), True), why
+    if wide <= 64:
+        why = "head dim <= 64: exponentials take as long as products, so three warpgroups hide them better"
+        return SM90Config(operands, 3, 128, 2, 2, v, Registers(160, 32), True), why
+    if wide <= 128:
+        why = "head dim <= 128: two warpgroups and 128 keys fill registers and shared memory with two query tiles"
+        return SM90Config(operands, 2, 128, _stages(wide), 2, v, Registers(240, 24), True), why
+    if wide <= 160 or (wide <= 192 and sum(v) <= 128):
+        why = "head dim <= 160, or <= 192 with values of <= 128: 128 keys a tile, with one query tile they fit"
+        held = held if wide > 160 else 0
+        return stored(SM90Config(operands, 2, 128, 2, 1, v, Registers(240, 24), True, held_parts=held)), why
+    if wide < 256:
+        why = "head dim > 160: 64 keys a tile, one query tile, the last part of Q in registers"
+        return stored(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), True, held_parts=held)), why
+    why = "head dim > 224: 64 keys a tile, one query tile, output stored in column blocks, to fit shared memory"
+    return stored(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), False)), why
+
+
+def _stages(columns: int) -> int:
+    """Slots of the rings of K and V with 128 keys a tile: 3 instead of 2 gained 2 % at head dim 96 (H200)."""
+    return 4 if columns <= 80 else 3 if columns <= 96 else 2
+
+
+def stored(config: SM90Config) -> SM90Config:
+    """The config with as many columns of the output stored at once as there is memory for; no fewer than are fast."""
+    if config.smem_bytes + ALIGNMENT <= SMEM_LIMIT:
+        return config
+    widest = 128 if config.block_n == 64 else 64
+    return replace(config, store_parts=(min(widest, config.v_parts[-1]),))
+
+
+@lru_cache(256)
+def with_tile(usual: SM90Config, tile: TileShape, slots: int = 2) -> SM90Config | None:
+    """The configuration with another tile and the deepest rings that shared memory holds, of `slots` or 256 keys at
+    first, if that holds two slots and registers the tile."""
+    registers = REGISTERS[tile.consumers]
+    if tile.keys // 2 + usual.padded_v // 2 + OTHER_REGISTERS > registers.consumer:
+        return None
+    if tile.ctas == 1:
+        registers = replace(registers, producer=max(registers.producer, usual.registers.producer))
+    config = replace(
+        usual, consumers=tile.consumers, block_n=tile.keys, store_parts=usual.v_parts, ctas=tile.ctas,
+        registers=registers, take_turns=tile.consumers in (2, 3),
+    )  # fmt: skip
+    depths = dict.fromkeys((max(slots, 256 // tile.keys), 4, 3, 2))
+    rings = (stored(replace(config, q_stages=q, kv_stages=kv)) for q in (2, 1) for kv in depths)
+    return next((ring for ring in rings if (ring.smem_bytes + 2 * ALIGNMENT) * ring.ctas <= SMEM_LIMIT), None)

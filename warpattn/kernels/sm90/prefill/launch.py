@@ -1,36 +1,110 @@
-"""The launch of dense prefill on Hopper, with every argument by name."""
+"""From the configuration of a dense prefill on Hopper to its grid, the order of its tiles, and its launches, with every
+argument by name."""
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from warpattn.problem import CheckedCall, Problem
-from warpattn.problem.arch import compile_options
-from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Features, Operands, is_masked, modifier_args, sees_first_keys
+from warpattn.problem.arch import Arch, compile_options
+from warpattn.problem.element import ELEMENT_OF
+from warpattn.problem.launch import EARLY_AND_WAITS, Choice, Launch
+from warpattn.problem.operands import (
+    COPY_RULE,
+    Features,
+    Operands,
+    is_masked,
+    modifier_args,
+    programs,
+    sees_first_keys,
+)
 from warpattn.problem.scales import call_scales
 from warpattn.sequences import Sequence
 
 from ...nvidia.combine_launch import combine_launch, workspace
-from ..arguments import PrefillShape, SplitShape
-from ..large_scores import programs
-from ..widths import value_blocks
+from ..arguments import LARGEST_EXPONENT, PrefillShape, SplitShape
+from ..widths import block_words, value_blocks
 from .config import SM90Config, pad_dim
 from .eight_bit.transpose_launch import transposed
 from .eight_bit.widen_launch import widened
 
 OPTIONS = compile_options()
+SHORT_KEYS = 512  # up to which a section has a head an SM: 64 x 256 was 1.04 times as fast, 128 x 128 1.16 times (H200)
 LONG_ROWS = 16384  # keys from which on rows of a triangle are long, see `SM90Config.shares_code`
+
+
+@dataclass(frozen=True)
+class TileOrder:
+    """How the scheduler numbers output tiles: sections of heads, each section longest tile first."""
+
+    m_tiles: int  # query tiles per head
+    heads: int  # query heads over the whole batch
+    section: int  # heads whose tiles the scheduler hands out together
+
+
+def arrange(problem: Problem, target: Arch, config: SM90Config, why: tuple[str, ...], parts: int = 1) -> Choice:
+    """The choice of one configuration for a dense `problem`, for the reasons `why`, with the keys of a tile in `parts`
+    parts."""
+    heads, blocks_why = problem.batch * problem.heads_q, block_words(problem.dim_v)
+    m_tiles = -(-problem.seq_q // config.tokens)
+    section, section_why = _section(problem, target, m_tiles, config.packed)
+    order = TileOrder(m_tiles, heads, section)
+    tiles = heads // config.packed * m_tiles * parts
+    grid = min(target.processors * config.ctas, tiles)
+    moved = problem.batch * problem.seq_k * problem.heads_kv * config.dim_v
+    packed = f" of {config.packed} heads" if config.packed > 1 else ""
+
+    def lines() -> tuple[str, ...]:
+        return (
+            f"tile {config.block_m}{packed} x {config.block_n}, {_many(config.consumers, 'consumer warpgroup')}, rings "
+            f"K {config.kv_stages} V {config.v_stages} Q {config.q_stages}, {config.smem_bytes} bytes of shared memory",
+            f"{_many(tiles, 'tile')} ({m_tiles} a head), sections of {_many(section, 'head')}, {_many(grid, 'CTA')}",
+            *([f"sm90.transpose_values before it: {moved:,} bytes"] if config.products else []),
+        )
+
+    ctas = "one persistent CTA" if config.ctas == 1 else f"one of {config.ctas} persistent CTAs"
+    cta_why = f"{ctas} on each of {target.processors} SMs takes tiles as it gets free"
+    early = EARLY_AND_WAITS if config.split else f"{EARLY_AND_WAITS}; then those of the next kernel may"
+    reasons = (*why, *blocks_why, section_why, cta_why, early, COPY_RULE)
+    return Choice("prefill", config, (grid,), lines, reasons, partitions=parts, order=order)
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def _section(problem: Problem, target: Arch, m_tiles: int, packed: int) -> tuple[int, str]:
+    """How many query heads run side by side (all of some key heads')."""
+    group = problem.heads_q // problem.heads_kv
+    kv_heads = problem.batch * problem.heads_kv
+    if not is_masked(problem):
+        side_by_side = -(-target.processors // max(1, m_tiles * group // packed))
+        why = f"tiles are equally long: {side_by_side} key heads at a time fill {target.processors} SMs"
+        return min(kv_heads, side_by_side) * group, why
+    element = ELEMENT_OF[problem.kv_dtype or problem.dtype]
+    kv_bytes = element.bytes * max(problem.seq_k, 1) * (problem.dim_qk + problem.dim_v)
+    sections = -(-kv_heads // max(1, target.l2_keep // kv_bytes))
+    side_by_side = -(-kv_heads // sections)
+    if problem.seq_k <= SHORT_KEYS:
+        side_by_side = min(side_by_side, -(-target.processors // group))
+        heads = _many(side_by_side, "key head")
+        why = f"few keys: sections of {heads}, so that short tiles run while others load long ones"
+        return side_by_side * group, why
+    why = (
+        f"tiles differ in length: {_many(sections, 'even section')} of {_many(side_by_side, 'key head')}, K and V "
+        f"within {target.l2_keep >> 20} MiB of L2, each section longest tile first"
+    )
+    return side_by_side * group, why
 
 
 def list_launches(
     checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice
 ) -> tuple[Launch, ...]:
-    """The launch of a dense call, after one that transposes 8-bit values if queries have 8 bits or one that makes 16-bit
-    copies of keys and values, and before one that combines parts if keys are split."""
+    """The launch of a dense call, after one that transposes 8-bit values if queries have 8 bits, or one that copies
+    8-bit keys and values in 16 bits, and before one that combines parts if keys are split."""
     problem = checked.problem
     before: tuple[Launch, ...] = ()
     if choice.config.products:
@@ -53,7 +127,13 @@ def attention_launch(
 ) -> Launch:
     """The launch of the attention kernel for values from column `first_value` on; where keys are split, out and lse of
     `x` are the workspace's."""
-    problem, config = checked.problem, choice.config.from_value(first_value)
+    problem, split = checked.problem, choice.config.split
+    has_lse, has_sinks = (problem.has_lse or split) and not first_value, problem.has_sinks and not split
+    features = Features(*programs(checked, LARGEST_EXPONENT), has_sinks, has_lse, split_keys=True)
+    code, masked, modifiers = features.key, is_masked(problem), modifier_args(checked)
+    long = sees_first_keys(problem) and problem.seq_k >= LONG_ROWS
+    config = choice.config.from_value(first_value)
+    shared, options = config.shares_code(masked, long), _options(config)
     scale = checked.scale if config.eight_bit is None else call_scales(checked.scale, x, sequence)
     args = {
         "q_maps": (x.q,) * len(config.qk_parts), "k_maps": (x.k,) * len(config.qk_parts),
@@ -61,27 +141,23 @@ def attention_launch(
         "lse_ptr": x.lse, "sinks_ptr": x.sinks,
         "counter_ptr": torch.zeros(1, dtype=torch.int32), "scale": scale,
         "shape": _shape(problem, choice),
-        **modifier_args(checked),
+        **modifiers,
     }  # fmt: skip
-    has_lse = (problem.has_lse or config.split) and not first_value
-    features = Features(*programs(checked), problem.has_sinks and not config.split, has_lse, split_keys=True)
 
     def source():
         from .signature import prefill_source  # imports Triton
 
         return prefill_source(args, config, features)
 
-    shared = config.shares_code(is_masked(problem), sees_first_keys(problem) and problem.seq_k >= LONG_ROWS)
     return Launch(
-        "sm90.prefill", "sm90", (config, features.key, shared), source, options(config), choice.grid, args,
+        "sm90.prefill", "sm90", (config, code, shared), source, options, choice.grid, args,
         persistent=True, pdl=True, tile_counter="counter_ptr", l2_promotion=256, shared_code=shared,
     )  # fmt: skip
 
 
-@lru_cache(256)
-def options(config: SM90Config) -> dict[str, Any]:
+def _options(config: SM90Config) -> dict[str, Any]:
     """Options of triton.compile."""
-    return compile_options(maxnreg=config.max_registers) if config.ctas > 1 else OPTIONS
+    return OPTIONS | {"maxnreg": config.max_registers} if config.ctas > 1 else OPTIONS
 
 
 def _shape(problem: Problem, choice: Choice) -> PrefillShape | SplitShape:

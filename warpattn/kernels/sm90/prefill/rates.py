@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from .config import TileShape
+
 RECORDS = (  # one H200 each
     "bench/results/h200/2026-11-22-choices.json", "bench/results/h200/2026-11-23-choices.json",
     "bench/results/h200/2026-11-23-choices-seed3.json",
@@ -27,14 +29,6 @@ class Rate(NamedTuple):
     row: float
     key: float
     masked: float
-
-
-class TileShape(NamedTuple):
-    """Warpgroups of 64 rows, keys of a tile, CTAs on an SM."""
-
-    consumers: int
-    keys: int
-    ctas: int = 1
 
 
 # by the wider head dim, up to so many columns
@@ -93,38 +87,3 @@ RATES: dict[int, dict[TileShape, Rate]] = {
 
 # of those, the ones measured where lengths are on the device, too (experiments 128 and 133)
 LENGTHS_TILES = {64: (TileShape(2, 128), TileShape(4, 32)), 128: (TileShape(2, 32), TileShape(2, 64))}
-
-
-def columns_of(wide: int) -> int:
-    """The widest head dim of the rows for head dims of `wide` columns: the next one, or the last."""
-    return min((size for size in RATES if size >= wide), default=max(RATES))
-
-
-def tiles_of(wide: int, lengths: bool) -> tuple[TileShape, ...]:
-    """Tiles for head dims of at most `wide` columns; with `lengths`, for ragged and paged batches."""
-    if lengths:
-        return LENGTHS_TILES.get(64 if wide <= 64 else 128 if wide <= 128 else 0, ())
-    return tuple(RATES[columns_of(wide)]) if wide <= max(RATES) else ()
-
-
-def measured_tile(wide: int, tile: TileShape) -> TileShape:
-    """The tile of the row that a tile is weighed by: itself, or the nearest one if it was not measured."""
-    rates = RATES[columns_of(wide)]
-    return tile if tile in rates else min(rates, key=lambda known: sum(abs(a - b) for a, b in zip(known, tile)))
-
-
-def rate_of(wide: int, tile: TileShape) -> Rate:
-    """The rate of a tile."""
-    return RATES[columns_of(wide)][measured_tile(wide, tile)]
-
-
-def row_words(wide: int, tile: TileShape) -> str:
-    """The row that a tile is weighed by, with its record and command."""
-    known, rate = measured_tile(wide, tile), rate_of(wide, tile)
-    alone = f", {known.ctas} CTAs an SM" if known.ctas > 1 else ""
-    near = "" if known == tile and wide <= columns_of(wide) else ", the nearest one"
-    return (
-        f"weighed by the row {64 * known.consumers} x {known.keys}{alone} to {columns_of(wide)} columns{near}: "
-        f"{rate.row:g} ns a row, {rate.key:g} a key of it, {rate.masked:g} more in masked tiles; `{COMMAND}`, "
-        + " and ".join(RECORDS)
-    )

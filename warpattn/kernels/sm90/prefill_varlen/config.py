@@ -13,15 +13,30 @@ from warpattn.problem.arch import Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY_AND_WAITS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
 
-from ..prefill.choice import Candidate, pack, shared_out, split, usual_config
-from ..prefill.config import SM90Config
+from ..prefill.choice import (
+    GAIN,
+    Best,
+    KeyTiles,
+    best_of,
+    better,
+    packable,
+    promising,
+    row_words,
+    shared_out,
+    split,
+    tiling,
+    usual_config,
+)
+from ..prefill.config import SM90Config, TileShape
 from ..prefill.eight_bit.config import in_16_bits, over_copies, widens
-from ..prefill.tilings import tiling
+from ..prefill.rates import LENGTHS_TILES
 from ..widths import block_words
 
 PAGED_REGISTERS = 32  # of the producer, the rest of 2 x 240 or 3 x 160: page numbers take their place
 COPIED_KEYS = 64  # keys of a tile that is copied row by row: half the code of 128
 LEAST_BOX = 8  # rows after which the swizzle repeats
+MANY_KEYS = 2048  # from which on the usual tile with all heads took 0.69 to 0.994 of its time with one (12 shapes)
+SLOTS = 4  # of rings at least: keys may come page by page
 LONG = 8192  # queries and keys of a sequence for which a configuration must be no slower than the usual one, too
 
 
@@ -95,10 +110,10 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
         keys = tiles.block_n if box else min(tiles.block_n, COPIED_KEYS)
         tiles = replace(tiles, registers=replace(tiles.registers, producer=PAGED_REGISTERS), block_n=keys)
     near = replace(usual, batch=1, seq_q=_near(usual.seq_q), seq_k=_near(usual.seq_k), max_q=0)
-    best, why = _pack(near, tiles, why, options.batch_invariant)
+    best = _pack(near, tiles, why, options.batch_invariant)
     parts, split_why = 1, ""
     if not (options.batch_invariant and problem.ragged_queries):
-        parts, split_why = split(usual, best, target)
+        parts, split_why = split(usual, best.candidate, target)
     tiles = best.config if parts == 1 else shared_out(best.config)
     box = min(box, tiles.block_n)
     config = VarlenConfig(tiles, problem.page_size, problem.ragged_queries, box)
@@ -118,16 +133,54 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
 
     order_why = "a kernel of its own sorts the query blocks by the key tiles their lengths and the mask leave them"
     order = VarlenOrder(blocks, _candidates(problem, tiles.tokens), section)
-    why = f"{why}; {split_why}" if parts > 1 else why
+    why = f"{best.why}; {split_why}" if parts > 1 else best.why
     rules = box_why, section_why, order_why, EARLY_AND_WAITS, COPY_RULE
-    reasons = (why, tiling(tiles).row, *block_words(problem.dim_v), *rules)
+    reasons = (why, row_words(best.candidate.tiling), *block_words(problem.dim_v), *rules)
     return Choice("prefill_varlen", config, (grid,), lines, reasons, partitions=parts, order=order)
 
 
 @lru_cache(maxsize=1024)
-def _pack(typical: Problem, usual: SM90Config, why: str, same_keys: bool) -> tuple[Candidate, str]:
-    """The best candidate; kept, since engines call with other lengths in every step and counting takes milliseconds."""
-    return pack(typical, usual, why, None, replace(typical, seq_q=LONG, seq_k=LONG), same_keys=same_keys)
+def _pack(typical: Problem, usual: SM90Config, why: str, same_keys: bool) -> Best:
+    """The candidate with the least work that has no more than the usual one for a long sequence, either; with
+    `same_keys` of those with its key tiles. Kept, since engines call with other lengths in every step and counting
+    takes milliseconds."""
+    own, counts, at_length = tiling(usual), KeyTiles(typical), _kept_tiles(replace(typical, seq_q=LONG, seq_k=LONG))
+    first = _several_heads(Best(counts.candidate(own), usual, why), counts, at_length)
+    tilings = promising(counts, first, _measured_tiles(own.wide), GAIN, None)
+    tilings = [x for x in tilings if x.shape.keys == own.shape.keys or not same_keys]
+    least, *long_ones = at_length.candidates([own, *tilings])
+    pairs = zip(counts.candidates(tilings), long_ones, strict=True)
+    others = [x for x, long_one in pairs if long_one.head_microseconds <= least.head_microseconds]
+    return best_of(typical, None, first, others, GAIN, SLOTS)
+
+
+def _measured_tiles(wide: int) -> tuple[TileShape, ...]:
+    """Those measured where lengths are on the device, for head dims of at most `wide` columns."""
+    return LENGTHS_TILES.get(64 if wide <= 64 else 128 if wide <= 128 else 0, ())
+
+
+def _several_heads(one: Best, counts: KeyTiles, at_length: KeyTiles) -> Best:
+    """The usual tile with as many query heads as it may hold, where sequences have many keys and a mask, as those on
+    record, if that is no more work here nor for long ones: its rows end closer to each other, and one kernel serves
+    more lengths."""
+    recorded = counts.masked and counts.all_known and one.config.eight_bit is None
+    if not recorded or counts.problem.seq_k < MANY_KEYS:
+        return one
+    own = one.candidate.tiling
+    most = one.candidate.head_microseconds, at_length.candidate(own).head_microseconds
+    for heads in sorted(packable(counts.problem), reverse=True):
+        packed = own.with_heads(heads)
+        several = counts.candidate(packed)
+        work = several.head_microseconds, at_length.candidate(packed).head_microseconds
+        if heads > 1 and work[0] <= most[0] and work[1] <= most[1]:
+            return better(several, replace(one.config, packed=heads), one)
+    return one
+
+
+@lru_cache(64)
+def _kept_tiles(problem: Problem) -> KeyTiles:
+    """Those of a long problem, which many others are held against."""
+    return KeyTiles(problem)
 
 
 def _near(length: int) -> int:

@@ -12,14 +12,14 @@ from warpattn.kernels.pieces.scheduler_sizes import ORDER_WARPS, PROGRAM_BLOCKS,
 from warpattn.problem import CheckedCall
 from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
-from warpattn.problem.operands import Features, Operands, is_masked, modifier_args
+from warpattn.problem.operands import Features, Operands, is_masked, modifier_args, programs
 from warpattn.problem.scales import call_scales
 from warpattn.sequences import PagedKV, PagedRagged, Ragged
 
 from ...nvidia.arguments import ListedArgs, StridedRows, strided
 from ...nvidia.clipped_map import ClippedMap, clipped_maps
 from ...nvidia.combine_launch import ListedRows, combine_launch, workspace
-from ..large_scores import programs
+from ..arguments import LARGEST_EXPONENT
 from ..prefill.config import pad_dim
 from ..prefill.eight_bit.transpose_launch import transposed
 from ..prefill.eight_bit.widen_launch import widened
@@ -33,8 +33,8 @@ def list_launches(
     checked: CheckedCall, x: Operands, sequence: Layout, choice: Choice, least_q: int = 1
 ) -> tuple[Launch, ...]:
     """Launches of order_kernel and prefill_varlen_kernel, one before that transposes values for products of 8 bits or
-    copies keys and values in 16 bits, and one that combines parts where keys are split. The host reads no length: order_kernel makes the tile list, without
-    ragged sequences that have fewer than `least_q` queries."""
+    copies 8-bit keys and values in 16 bits, and one that combines parts where keys are split. The host reads no length:
+    order_kernel makes the tile list, without ragged sequences that have fewer than `least_q` queries."""
     tiles = torch.empty(RECORD * (1 + choice.order.blocks), dtype=torch.int32, device=x.q.device)
     order = order_launch(checked, sequence, choice, tiles, least_q)
     first: tuple[Launch, ...] = (order,)
@@ -108,7 +108,7 @@ def attention_launch(
     }  # fmt: skip
 
     has_lse = (problem.has_lse or split) and not first_value
-    features = Features(*programs(checked), problem.has_sinks and not split, has_lse, split_keys=True)
+    features = Features(*programs(checked, LARGEST_EXPONENT), problem.has_sinks and not split, has_lse, split_keys=True)
 
     def source():
         from .signature import prefill_varlen_source  # imports Triton

@@ -12,8 +12,8 @@ import torch
 
 from warpattn.kernels.topology import Registers
 from warpattn.problem import Problem
-from warpattn.problem.launch import Choice, PlanOptions
 from warpattn.problem.element import ELEMENT_OF
+from warpattn.problem.launch import Choice, PlanOptions
 from warpattn.problem.operands import is_masked, sees_first_keys
 from warpattn.problem.problem import NO_SCALES
 from warpattn.problem.scales import EightBit, eight_bit_of
@@ -22,18 +22,18 @@ from warpattn.quantized import ROW_BLOCKS
 from ...arguments import WIDENED_KEYS
 from ...operand_format import OperandFormat
 from ...widths import pad_dim
-from ..config import SM90Config
-from ..tilings import SHORT_ROWS, choose_config, fitted
+from ..config import ALIGNMENT, SHORT_ROWS, SMEM_LIMIT, SM90Config, choose_config, stored
 
 PRODUCT_SCALES = (None, "tensor", "head", *ROW_BLOCKS)  # of products of 8 bits
 WIDENED_SCALES = (None, "tensor", "head")  # of keys and values that are copied in 16 bits: no factor of a token
 WIDENED_ROWS = 1024  # of queries that see a key, from which on copies took less time, but 1 % (bench/notes.md 236)
 WIDENED_BYTES = 512 * 2**20  # of the copies at most
 CONVERT_CONSUMER, CONVERT_PRODUCER = 216, 32  # registers beside a warpgroup that converts
+LEAST_STORED = 16  # columns of the output
 
 
 def widens(problem: Problem, options: PlanOptions) -> bool:
-    """Whether 8-bit keys and values are copied in 16 bits before prefill reads them, rather than converted in each tile: where
+    """Whether 8-bit keys and values are copied in 16 bits before prefill, rather than converted in each tile: where
     enough rows of queries see each key, and copies take no more than WIDENED_BYTES. What a batch-invariant row reads
     must not depend on the other sequences."""
     if problem.q_dtype is not None or problem.rope or options.batch_invariant:
@@ -101,7 +101,7 @@ def _converting_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
         config, operands=replace(config.operands, eight_bit=eight_bit_of(problem)), store_parts=config.v_parts,
         registers=Registers(CONVERT_CONSUMER, CONVERT_PRODUCER),
     )  # fmt: skip
-    return fitted(config), f"{why}; a warpgroup more converts tiles to 16 bits in the slots where they arrive"
+    return _fitted(config), f"{why}; a warpgroup more converts tiles to 16 bits in the slots where they arrive"
 
 
 def _products_config(problem: Problem) -> tuple[SM90Config, str]:
@@ -117,4 +117,12 @@ def _products_config(problem: Problem) -> tuple[SM90Config, str]:
     element, out = ELEMENT_OF[problem.kv_dtype or problem.dtype], ELEMENT_OF[problem.dtype]
     operands = OperandFormat(element, problem.dim_qk, problem.dim_v, eight_bit_of(problem), out)
     config = SM90Config(operands, consumers, 128, kv_stages, q_stages, v, registers, three)
-    return fitted(config), why
+    return _fitted(config), why
+
+
+def _fitted(config: SM90Config) -> SM90Config:
+    """The config with as few columns of the output stored at once as it takes: scales need memory, too."""
+    config = stored(config)
+    while config.smem_bytes + ALIGNMENT > SMEM_LIMIT and config.store_parts[0] > LEAST_STORED:
+        config = replace(config, store_parts=(config.store_parts[0] // 2,))
+    return config

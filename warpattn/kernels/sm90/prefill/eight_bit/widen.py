@@ -4,7 +4,7 @@ A warpgroup beside those that attend would convert a tile again for every tile o
 see each key, making the copies and reading them takes less time. e4m3 and e5m2 are exact in fp16 and in bf16, and
 scales are multiplied in later, in fp32.
 
-      8 bits (pages or rows of sequences)  ──▶  [ places of 128 keys, head, 128, dim ]      a program for a place of a head
+      8 bits (pages, or rows of sequences)  ──▶  [ places of 128 keys, head, 128, dim ]   one program: a head of a place
 """
 
 from triton.experimental import gluon
@@ -17,29 +17,41 @@ RUN = gl.constexpr(8)  # elements of a load
 WARPS = gl.constexpr(4)
 
 
+@gluon.aggregate
+class Place:
+    """Keys `first` to `end`, KEYS at most, of a head of sequence `b`; `row` has the first one's copy."""
+
+    b: gl.tensor
+    head: gl.tensor
+    first: gl.tensor
+    end: gl.tensor
+    row: gl.tensor
+
+
 @gluon.jit
 def widen_kernel(
     k, v, k_out, v_out, index, shape,
     k_cols: gl.constexpr, v_cols: gl.constexpr, paged: gl.constexpr, ragged: gl.constexpr,
 ):  # fmt: skip
     """k, v: `StridedRows` of 8 bits. k_out, v_out: of 16 bits, (batch, heads, keys, dim), or (places, heads, KEYS, dim)
-    if `paged`; `ragged`: sequences have differently many queries; k_cols, v_cols: powers of two from their dims on. index: `WidenIndex`. shape: `WidenShape`. Grid: (places
-    of all sequences, key heads, keys and values)."""
-    place, head = gl.program_id(0), gl.program_id(1)
-    b = place // shape.places
-    first = (place - b * shape.places) * KEYS
+    if `paged`. index: `WidenIndex`. shape: `WidenShape`. k_cols, v_cols: powers of two from the head dims on. ragged:
+    sequences have differently many queries. Grid: (places of all sequences, key heads, keys and values)."""
+    number, head = gl.program_id(0), gl.program_id(1)
+    b = number // shape.places
+    first = (number - b * shape.places) * KEYS
     end = keys_of(b, index, shape, paged, ragged)
     if paged:
-        row = (place.to(gl.int64) * shape.heads + head) * KEYS
+        row = (number.to(gl.int64) * shape.heads + head) * KEYS
         if (head == 0) & (gl.program_id(2) == 0):
-            gl.store(index.out_table + place, place)
+            gl.store(index.out_table + number, number)
     else:
         row = (b.to(gl.int64) * shape.heads + head) * shape.keys + first
+    place = Place(b, head, first, end, row)
     if first < end:
         if gl.program_id(2) == 0:
-            widen_rows(k, k_out, row, first, end, b, head, index, shape, shape.k_runs, k_cols, paged)
+            widen_rows(k, k_out, place, index, shape, shape.k_runs, k_cols, paged)
         else:
-            widen_rows(v, v_out, row, first, end, b, head, index, shape, shape.v_runs, v_cols, paged)
+            widen_rows(v, v_out, place, index, shape, shape.v_runs, v_cols, paged)
 
 
 @gluon.jit
@@ -55,26 +67,30 @@ def keys_of(b, index, shape, paged: gl.constexpr, ragged: gl.constexpr):
 
 
 @gluon.jit
-def widen_rows(
-    rows, out, row, first, end, b, head, index, shape, runs, cols: gl.constexpr, paged: gl.constexpr
-):  # fmt: skip
-    """Keys `first` to `first` + KEYS, at most `end`, of a head in 16 bits to rows `row` and on of `out`."""
+def widen_rows(rows, out, place, index, shape, runs, cols: gl.constexpr, paged: gl.constexpr):
+    """The `rows` of a place, RUN * `runs` columns each, in 16 bits."""
     lanes: gl.constexpr = min(cols // RUN, 32)
     layout: gl.constexpr = gl.BlockedLayout([1, RUN], [32 // lanes, lanes], [WARPS, 1], [1, 0])
-    key = first + gl.arange(0, KEYS, gl.SliceLayout(1, layout))
+    number = gl.arange(0, KEYS, gl.SliceLayout(1, layout))
     col = gl.arange(0, cols, gl.SliceLayout(0, layout))[None, :]
-    outer = b + 0 * key
-    source = key
-    if paged:
-        entry = index.table + b.to(gl.int64) * index.table_stride + key // shape.page_size
-        page = gl.load(entry, mask=key < end, other=0)
-        outer = gl.minimum(gl.maximum(page, 0), shape.pages - 1)
-        source = key % shape.page_size
-    at = outer.to(gl.int64) * rows.outer + source.to(gl.int64) * rows.row + head.to(gl.int64) * rows.head
-    inside = (key < end)[:, None] & (col < runs * RUN)
+    key = place.first + number
+    there = key < place.end
+    outer, row = source_of(place.b, key, there, index, shape, paged)
+    at = outer.to(gl.int64) * rows.outer + row.to(gl.int64) * rows.row + place.head.to(gl.int64) * rows.head
+    inside = there[:, None] & (col < runs * RUN)
     none = gl.zeros([KEYS, cols], gl.int8, layout).to(rows.pointer.dtype.element_ty, bitcast=True)
     x = gl.load(rows.pointer + (at * RUN)[:, None] + col, mask=inside, other=none).to(gl.float16)
     if out.dtype.element_ty == gl.bfloat16:
         x = x.to(gl.float32).to(gl.bfloat16)
-    to = (row + (key - first)) * (runs * RUN)
-    gl.store(out + to[:, None] + col, x, mask=inside)
+    gl.store(out + ((place.row + number) * (runs * RUN))[:, None] + col, x, mask=inside)
+
+
+@gluon.jit
+def source_of(b, key, there, index, shape, paged: gl.constexpr):
+    """(batch entry or page, row) of keys [KEYS] of sequence `b`, read where they are `there`."""
+    if paged:
+        entry = index.table + b.to(gl.int64) * index.table_stride + key // shape.page_size
+        page = gl.load(entry, mask=there, other=0)
+        return gl.minimum(gl.maximum(page, 0), shape.pages - 1), key % shape.page_size
+    else:
+        return b + 0 * key, key

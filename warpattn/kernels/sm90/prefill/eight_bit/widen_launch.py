@@ -26,8 +26,8 @@ class Widened(NamedTuple):
 
 
 def widened(x: Operands, sequence: Sequence, least_q: int = 1) -> Widened:
-    """The operands and the sequence of a call with 8-bit keys and values, with copies in the dtype of its queries. Those
-    of pages have pages of WIDENED_KEYS, and none for ragged sequences with fewer than `least_q` queries."""
+    """The operands and the sequence of a call with 8-bit keys and values, with copies in the dtype of its queries.
+    Those of pages have pages of WIDENED_KEYS, and none for ragged sequences with fewer than `least_q` queries."""
     if isinstance(sequence, PagedRagged):
         cu_q = sequence.cu_q.contiguous()
         paged, table, launch = _paged(x, sequence.kv, WidenIndex.of(sequence.kv, cu_q), least_q)

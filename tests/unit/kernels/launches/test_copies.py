@@ -1,0 +1,69 @@
+"""When prefill on Hopper copies 8-bit keys and values in 16 bits, and what the plan says of it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import warpattn as wa
+from warpattn.kernels.sm90.select import choose
+from warpattn.problem import Call, Problem, validate
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
+from warpattn.problem.problem import Scales
+from warpattn.sequences import Dense
+
+E4M3 = torch.float8_e4m3fn
+
+
+def problem(seq_q: int = 1024, seq_k: int = 1024, group: int = 4, mask: wa.Mask | None = None) -> Problem:
+    """Two key heads, dense, with one scale each."""
+    q = torch.empty(1, seq_q, 2 * group, 128, dtype=torch.bfloat16)
+    k = torch.empty(1, seq_k, 2, 128, dtype=E4M3)
+    scale = torch.ones(2)
+    call = Call(q, k, k, Dense(scale, scale), mask, backend="reference")
+    return validate(call, read_values=False).problem
+
+
+def copies(x: Problem, options: PlanOptions = DEFAULT_OPTIONS) -> bool:
+    config = choose(x, ARCHS["sm90"], options).config
+    return getattr(config, "tiles", config).widened
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ((1024, 1024, 4, wa.Causal()), True),  # 2,048 rows see a key
+        ((512, 512, 4, wa.Causal()), True),
+        ((511, 511, 4, wa.Causal()), False),
+        ((256, 8192, 4, None), True),
+        ((255, 8192, 4, None), False),
+        ((1024, 8192, 1, None), True),
+        ((8192, 8192, 4, wa.SlidingWindow(4096)), False),  # most keys need no copy
+    ],
+)
+def test_rows_that_see_a_key_decide(sizes: Any, expected: bool) -> None:
+    assert copies(problem(*sizes)) == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scales": Scales("token", "head")}, {"scales": Scales(64, 64)}, {"q_dtype": E4M3}, {"batch": 10_000},
+        {"kv_dtype": None, "scales": Scales()},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_never_copied(changes: dict[str, Any]) -> None:
+    """Scales of tokens, queries of 8 bits, more bytes than the bound, 16 bits."""
+    assert copies(problem()) and not copies(replace(problem(), **changes))
+    assert not copies(problem(), PlanOptions(batch_invariant=True))
+
+
+def test_a_plan_says_what_the_copies_take() -> None:
+    choice: Choice = choose(problem(), ARCHS["sm90"])
+    assert "sm90.widen before it: 1,048,576 bytes of copies in 16 bits" in choice.lines()
+    assert choice.reasons[-1].startswith("enough rows of queries see each key")
+    plain = choose(replace(problem(), kv_dtype=None, scales=Scales()), ARCHS["sm90"])
+    assert replace(choice.config, operands=plain.config.operands) == plain.config and choice.grid == plain.grid
