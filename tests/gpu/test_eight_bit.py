@@ -71,6 +71,39 @@ def test_calls_and_plans(name):
         assert torch.equal(other[0], found[0]) and torch.equal(other[1], found[1])
 
 
+COPIED = {
+    "paged": replace(CASES["paged"], tokens=600),
+    "tensor-e5m2": replace(CASES["tensor-e5m2"], tokens=300),
+    "head-dim-64": replace(CASES["head-dim-64"], tokens=300, page=8),
+    "head-dim-256": replace(CASES["head-dim-256"], tokens=700),
+    "two-parts": Decode((4000, 700), page=48, heads=16, heads_kv=2, dim=192, dim_v=80, tokens=600, stored=E4M3),
+    "dense": replace(CASES["dense"], tokens=1000, per=("tensor", "head")),
+}
+
+
+@pytest.mark.parametrize("name", COPIED)
+def test_prefill_over_16_bit_copies(name):
+    """Many rows see each key: a call, a repeated one, a graph that serves other lengths, ragged queries."""
+    case = COPIED[name]
+    q, kv = on_card(case)
+    found, again = attend(q, kv), attend(q, kv)
+    check(found, attend(q, kv, "reference"))
+    assert torch.equal(again[0], found[0]) and torch.equal(again[1], found[1])
+    if isinstance(kv, wa.PagedKV):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = attend(q, kv)
+        kv.lengths.copy_(kv.lengths * 3 // 4)
+        graph.replay()
+        check(captured, attend(q, kv, "reference"))
+        rows = torch.tensor([case.tokens, 1, *[0] * (len(q) - 2)], dtype=torch.int32, device="cuda")
+        seq = wa.Ragged(torch.cat([rows.new_zeros(1), rows.cumsum(0).int()]))
+        step = q.flatten(0, 1)[: case.tokens + 1]
+        results = [wa.attention_paged(step, kv, seq, mask=wa.Causal(), return_lse=True, backend=backend)
+                   for backend in ("auto", "reference")]  # fmt: skip
+        check(*results)
+
+
 @pytest.mark.parametrize("per", ["head", "token"])
 @pytest.mark.parametrize("tokens", [1, 40])
 @pytest.mark.parametrize("name", ["paged", "tensor-e5m2", "dense"])

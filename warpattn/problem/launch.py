@@ -19,6 +19,7 @@ class PlanOptions:
 
     batch_invariant: bool = False  # requested: a sequence's bits do not depend on what else is in the batch
     kv_ready_before_dependency: bool = False  # promised: see `DecodePlan`; what has no use for it ignores it
+    copies: bool = True  # allowed: memory for copies of keys and values, see sm90/copies
     candidate: str | None = None  # requested: the configuration of this name, see sm90/candidates.py, or BUILT_IN
 
 

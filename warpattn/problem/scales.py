@@ -25,7 +25,7 @@ class EightBit:
     """8-bit keys and values, and perhaps queries: they become 16-bit operands (sm90/prefill/eight_bit/convert.py,
     sm90/decode/eight_bit.py, amd/kv_buffer.py) unless products have 8 bits (sm90/prefill/eight_bit/weights.py)."""
 
-    element: Element  # where the kernel reads them: of 16 bits after sm90/prefill/eight_bit/widen.py
+    element: Element  # where the kernel reads them: of 16 bits after sm90/copies
     scales: Granularities  # what those of k, v and q belong to
     queries: bool = False  # whether these have 8 bits, too
     rope: Element | None = None  # of rotary columns that keys have in a tensor of their own, the last ones; None: none

@@ -67,7 +67,8 @@ class StepPlan(ServingPlan):
         self._like_own = kv, seq
         q, k, v, kv = with_query_parts(q, kv)
         call = Call(q, k, v, PagedRagged(kv, seq), mask, score, sinks, scale)
-        super().__init__(call, PlanOptions(batch_invariant), read_values=False)
+        # Engines keep a plan for each size of steps, and measure before how much memory their caches may have.
+        super().__init__(call, PlanOptions(batch_invariant, copies=False), read_values=False)
         del self.out  # callers have one themselves
         self._rows, self._sequences = len(q), len(kv.lengths)
 

@@ -26,7 +26,7 @@ from warpattn.language.traced import whole
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import RUNS, TARGETS
 from warpattn.problem.backends import LIMITS, chip_of
-from warpattn.problem.launch import Launch
+from warpattn.problem.launch import Launch, PlanOptions
 from warpattn.problem.operands import Operands, fitted
 from warpattn.runtime import compiler, compilers, kernel_cache
 from warpattn.runtime.launches import list_launches
@@ -44,14 +44,14 @@ class Warmed:
 
 
 CALLS = ("all", "engine")
-ABSORBED = "absorbed"
+ABSORBED, STEP = "absorbed", "step"
 
 
 class Example(NamedTuple):
     """A call that needs kernels: `tokens` of all `requests`, which have tables of `pages` entries.
 
-    kind: that of the sequence, "append", or ABSORBED: paged, with queries in two tensors. most: the bound of a
-    request's tokens that ragged queries promise.
+    kind: that of the sequence, "append", ABSORBED: paged, with queries in two tensors, or STEP: paged-ragged, by a
+    `StepPlan`. most: the bound of a request's tokens that ragged queries promise.
     """
 
     layer: Layer
@@ -171,7 +171,7 @@ def kernels_of(layers: Iterable[Layer], largest: LargestStep, target: str, calls
     arch = RUNS.get(target, target)
     found: set[str] = set()
     for layer in dict.fromkeys(layers):
-        kinds = (*LIMITS[arch].kinds, ABSORBED) if calls == "all" else kinds_of_engines(layer)
+        kinds = (*LIMITS[arch].kinds, ABSORBED, STEP) if calls == "all" else kinds_of_engines(layer)
         for example in examples_of(layer, largest, kinds):
             for position, launch in enumerate(launches_of(example, largest.page_size, arch)):
                 key = _key(launch, target)
@@ -183,13 +183,14 @@ def kernels_of(layers: Iterable[Layer], largest: LargestStep, target: str, calls
 def kinds_of_engines(layer: Layer) -> Sequence[str]:
     """What plug-ins for engines call: prompts, and steps over pages; of latents with equally many queries, in one
     tensor where ranks share the context."""
-    return ("ragged", *(("paged", ABSORBED) if layer.latent else ("paged-ragged",)))
+    return ("ragged", *(("paged", ABSORBED) if layer.latent else (STEP,)))
 
 
 def examples_of(layer: Layer, largest: LargestStep, kinds: Sequence[str]) -> Iterator[Example]:
     """Calls of every size that may choose another kernel: powers of two up to the largest, and the largest."""
     yield Example(layer, "append", 1, 1)
     tables = powers(-(-largest.length // largest.page_size))
+    steps = [kind for kind in ("paged-ragged", STEP) if kind in kinds]
     for requests in powers(largest.requests):
         for pages in tables:
             for kind in ("paged", ABSORBED) if layer.latent else ("paged",):
@@ -198,11 +199,11 @@ def examples_of(layer: Layer, largest: LargestStep, kinds: Sequence[str]) -> Ite
         for tokens in powers(largest.tokens):
             if tokens >= requests and not layer.latent:
                 yield from (Example(layer, kind, requests, tokens) for kind in ("dense", "ragged") if kind in kinds)
-                if "paged-ragged" in kinds:  # engines make tables for the longest request
-                    yield Example(layer, "paged-ragged", requests, tokens, tables[-1])
-        if "paged-ragged" in kinds and not layer.latent:
+                for kind in steps:  # engines make tables for the longest request
+                    yield Example(layer, kind, requests, tokens, tables[-1])
+        for kind in () if layer.latent else steps:
             for most in {1, 1 + largest.drafts}:
-                yield Example(layer, "paged-ragged", requests, requests * most, tables[-1], most)
+                yield Example(layer, kind, requests, requests * most, tables[-1], most)
 
 
 def launches_of(example: Example, page_size: int, arch: str) -> tuple[Launch, ...]:
@@ -213,7 +214,8 @@ def launches_of(example: Example, page_size: int, arch: str) -> tuple[Launch, ..
     checked = validate(replace(call, backend=f"simulate:{arch}"), read_values=False)  # its limits, without a card
     out = call.q.new_empty((*call.q.shape[:-1], checked.problem.dim_v))
     operands = fitted(Operands(call.q, call.k, call.v, out, None, call.sinks))
-    return list_launches(replace(checked, backend=arch), operands, call.sequence)
+    options = PlanOptions(copies=example.kind != STEP)
+    return list_launches(replace(checked, backend=arch), operands, call.sequence, options)
 
 
 def call_of(example: Example, page_size: int) -> Call:
@@ -233,7 +235,7 @@ def call_of(example: Example, page_size: int) -> Call:
         if kind == ABSORBED:
             q, rope = q.split([layer.latent, layer.dim_qk - layer.latent], -1)
             sequence = kv.with_fields(q_rope=rope)
-        if kind == "paged-ragged":
+        if kind in ("paged-ragged", STEP):
             q, sequence = q.flatten(0, 1), PagedRagged(kv, Ragged(offsets, max_q=most))
     sinks = torch.zeros(layer.heads_q) if layer.sinks else None
     return Call(q, k, v, sequence, layer.mask, layer.score, sinks, layer.scale)

@@ -46,7 +46,7 @@ DRAWN = ["dense-causal", "pages-of-8"]
 @pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, DRAWN, SCHEDULES, each=3))
 def test_right_and_without_findings(name: str, schedule: str, seed: int) -> None:
     x = inputs(CASES[name])
-    assert launches(x)[0].name == "sm90.widen"
+    assert launches(x)[0].name == "sm90.copy"
     check(x, schedule, seed)
 
 
@@ -91,7 +91,7 @@ def test_keys_of_decoded_sequences_are_not_copied() -> None:
     out = torch.empty_like(q)
     copying, *rest = list_launches(checked, Operands(q, x.k, x.v, out, None, None), step, DEFAULT_OPTIONS)
     assert [launch.name for launch in (copying, *rest)] == [
-        "sm90.widen", "sm90.order", "sm90.prefill_varlen", "sm90.decode"
+        "sm90.copy", "sm90.order", "sm90.prefill_varlen", "sm90.decode"
     ]  # fmt: skip
     for copy in (copying.args["k_out"], copying.args["v_out"]):
         copy.fill_(torch.nan)
@@ -102,3 +102,14 @@ def test_keys_of_decoded_sequences_are_not_copied() -> None:
     assert k[places:].isnan().all()
     expected = wa.attention_paged(q, sequence, queries, mask=wa.Causal(), backend="reference")
     torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize(("schedule", "seed"), SCHEDULES[:1] + SCHEDULES[3:4])
+def test_pages_of_16_bits_are_copied_into_whole_tiles(schedule: str, seed: int) -> None:
+    """For four times as many rows as 8 bits; large pages are read where they are."""
+    plain = replace(PAGED, tokens=145, lengths=(150, 140), heads=64, stored=None, dtype=torch.float16)
+    x = inputs(plain)
+    assert launches(x)[0].name == "sm90.copy"
+    check(x, schedule, seed)
+    assert launches(inputs(replace(plain, page=128)))[0].name == "sm90.order"
+    assert launches(inputs(replace(plain, tokens=80)))[0].name == "sm90.order"

@@ -14,7 +14,7 @@ from warpattn.problem.argument_types import Int64
 LARGEST_EXPONENT = torch.finfo(torch.float32).max
 KEYS_OF_PRODUCT = 32  # that one wgmma of 8 bits sums over, and whose order is its own: see prefill/eight_bit/weights.py
 TRANSPOSED_KEYS = 128  # of a program of prefill/eight_bit/transpose_values.py
-WIDENED_KEYS = 128  # of a program of prefill/eight_bit/widen.py, and of a page of its copies
+COPIED_KEYS = 128  # of a program of copies/kernel.py, and of a page of its copies
 
 
 class TransposeShape(NamedTuple):
@@ -28,11 +28,11 @@ class TransposeShape(NamedTuple):
     halvings: Any  # steps of a search among them
 
 
-class WidenShape(NamedTuple):
-    """The `shape` argument of prefill/eight_bit/widen.py, int32."""
+class CopyShape(NamedTuple):
+    """The `shape` argument of copies/kernel.py, int32."""
 
     keys: Any  # of a sequence at most
-    places: Any  # of WIDENED_KEYS keys, of a sequence
+    places: Any  # of COPIED_KEYS keys, of a sequence
     heads: Any  # of keys
     k_runs: Any  # of 8 columns
     v_runs: Any
@@ -41,7 +41,7 @@ class WidenShape(NamedTuple):
     least_q: Any  # queries of a ragged sequence at least whose keys are copied
 
 
-class WidenIndex(NamedTuple):
+class CopyIndex(NamedTuple):
     """Where its keys are: nothing without pages."""
 
     table: Any  # int32* (batch, row of `table_stride`)
@@ -51,7 +51,7 @@ class WidenIndex(NamedTuple):
     out_table: Any  # int32* (batch, places): pages of the copies
 
     @classmethod
-    def of(cls, kv: Any, cu_q: Any) -> WidenIndex:
+    def of(cls, kv: Any, cu_q: Any) -> CopyIndex:
         """That of a `PagedKV`, without pages of the copies yet."""
         table = kv.block_table if kv.block_table.stride(1) == 1 else kv.block_table.contiguous()
         return cls(table, table.stride(0), kv.lengths.contiguous(), cu_q, None)

@@ -58,12 +58,13 @@ def test_rows_that_see_a_key_decide(sizes: Any, expected: bool) -> None:
 def test_what_is_never_copied(changes: dict[str, Any]) -> None:
     """Scales of tokens, queries of 8 bits, more bytes than the bound, 16 bits."""
     assert copies(problem()) and not copies(replace(problem(), **changes))
-    assert not copies(problem(), PlanOptions(batch_invariant=True))
+    for options in (PlanOptions(batch_invariant=True), PlanOptions(copies=False)):
+        assert not copies(problem(), options)
 
 
 def test_a_plan_says_what_the_copies_take() -> None:
     choice: Choice = choose(problem(), ARCHS["sm90"])
-    assert "sm90.widen before it: 1,048,576 bytes of copies in 16 bits" in choice.lines()
+    assert "sm90.copy before it: 1,048,576 bytes of keys and values in 16 bits" in choice.lines()
     assert choice.reasons[-1].startswith("enough rows of queries see each key")
     plain = choose(replace(problem(), kv_dtype=None, scales=Scales()), ARCHS["sm90"])
     assert replace(choice.config, operands=plain.config.operands) == plain.config and choice.grid == plain.grid

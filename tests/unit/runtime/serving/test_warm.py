@@ -23,6 +23,7 @@ from warpattn.serving.layers import EightBitCache, LargestStep, Layer, layers_of
 from warpattn.serving.warming import (
     ABSORBED,
     CALLS,
+    STEP,
     Example,
     Needed,
     examples_of,
@@ -103,11 +104,12 @@ def test_any_smaller_step_needs_no_other_kernel(arch: str, config: dict) -> None
     for layer in layers_of(config):
         for _ in range(40):
             requests = draw.randint(1, 24)
-            kinds = ["paged", ABSORBED] if layer.latent else LIMITS[arch].kinds
+            kinds = ["paged", ABSORBED] if layer.latent else [*LIMITS[arch].kinds, STEP]
             kind, most = draw.choice(kinds), draw.choice([1, 4, None])
             each = draw.choice([1, 4]) if kind in ("paged", ABSORBED) else most or draw.randint(1, 700 // requests)
-            pages = 250 if kind == "paged-ragged" else draw.randint(1, 250)
-            example = Example(layer, kind, requests, requests * each, pages, most if kind == "paged-ragged" else None)
+            step = kind in ("paged-ragged", STEP)
+            pages = 250 if step else draw.randint(1, 250)
+            example = Example(layer, kind, requests, requests * each, pages, most if step else None)
             for launch in launches_of(example, 16, arch):
                 file = kernel_cache.path_of((launch.name, launch.arch, launch.key))
                 assert file in files, (example, launch.name)
@@ -128,7 +130,7 @@ def test_a_cache_of_8_bits(arch: str, per: str | int | None) -> None:
     for _ in range(20):
         requests = draw.randint(1, 6)
         tokens, most = requests * draw.choice([1, 7, 30]), draw.choice([1, None])
-        example = Example(layers[0], "paged-ragged", requests, requests if most else tokens, 63, most)
+        example = Example(layers[0], STEP, requests, requests if most else tokens, 63, most)
         for launch in (*launches_of(example, 16, arch), *launches_of(Example(layers[0], "append", 1, 1), 16, arch)):
             assert kernel_cache.path_of((launch.name, launch.arch, launch.key)) in files, (example, launch.name)
     attends = {kernel.name for kernel in kernels_of(layers, largest, arch, "engine") if kernel.file not in others}
@@ -187,7 +189,7 @@ def test_engines_need_fewer(arch: str) -> None:
     assert some < every
     for layer in layers:
         kinds = {example.kind for example in examples_of(layer, largest, kinds_of_engines(layer))}
-        assert kinds == {"append", *(("paged", ABSORBED) if layer.latent else ("ragged", "paged-ragged"))}
+        assert kinds == {"append", *(("paged", ABSORBED) if layer.latent else ("ragged", STEP))}
 
 
 def test_unknown_calls() -> None:
@@ -218,7 +220,7 @@ def test_engines_compile_nothing_for_other_steps() -> None:
         steps = [requests << n for n in range(14) if requests << n <= largest.tokens]
         each = 1 + int(2 ** (draw.random() * 13)) % (largest.tokens // requests)
         prompts = Example(layer, "ragged", requests, requests * each)
-        for example in (prompts, Example(layer, "paged-ragged", requests, draw.choice(steps), 2048)):
+        for example in (prompts, Example(layer, STEP, requests, draw.choice(steps), 2048)):
             for launch in launches_of(example, 16, "sm90"):
                 file = kernel_cache.path_of((launch.name, launch.arch, launch.key))
                 assert file in files, (example, launch.name)

@@ -20,8 +20,9 @@ from warpattn.problem.element import ELEMENT_OF
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.operands import is_masked
 
+from ..copies.config import copies, of_copies, over_copies
 from .config import CONSUMER_ROWS, SHORT_ROWS, SM90Config, TileShape, choose_config, with_tile
-from .eight_bit.config import eight_bit_config, in_16_bits, over_copies, widens
+from .eight_bit.config import eight_bit_config
 from .launch import arrange
 from .rates import ALONE, COMMAND, LAUNCH_US, RATES, RECORDS, Rate
 
@@ -103,8 +104,9 @@ class Best(NamedTuple):
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
     """The choice for a dense `problem`. With `batch_invariant` nothing depends on the other sequences: its
     configuration has the least work, its parts are those of one sequence alone."""
-    if problem.kv_dtype is not None and widens(problem, options):
-        return over_copies(choose(in_16_bits(problem), target, options), problem)
+    if problem.kv_dtype is not None and copies(problem, options):
+        choice = choose(of_copies(problem), target, options)
+        return over_copies(choice, choice.config.with_scales(problem), problem)
     alone = replace(problem, batch=1) if options.batch_invariant else problem
     usual, why = usual_config(problem, problem.seq_q)
     best = pack(problem, usual, why, None if options.batch_invariant else target)

@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 from warpattn.kernels.pieces.scheduler_sizes import SPLIT_TILE_FIELDS, TILE_FIELDS
 from warpattn.kernels.topology import BARRIER_BYTES, Edge, Registers, Role, Signal, Topology
+from warpattn.problem import Problem
 from warpattn.problem.element import FP16, Element
+from warpattn.problem.scales import EightBit
 
 from ..operand_format import OperandFormat, WithOperands
 from ..widths import block_columns, pad_dim, split_dim, split_values
@@ -145,8 +147,15 @@ class SM90Config(KeyTileSizes, EightBitSizes):
 
     @property
     def widened(self) -> bool:
-        """Whether keys and values are 16-bit copies of 8-bit ones (eight_bit/widen.py)."""
+        """Whether keys and values are 16-bit copies of 8-bit ones (sm90/copies)."""
         return self.eight_bit is not None and self.eight_bit.widened
+
+    def with_scales(self, problem: Problem) -> SM90Config:
+        """The same over copies of the problem's 8-bit keys and values, if it has such, whose scales are left."""
+        if problem.kv_dtype is None:
+            return self
+        scales = EightBit(self.element, problem.scales)
+        return replace(self, operands=replace(self.operands, eight_bit=scales))
 
     @cached_property
     def qk_parts(self) -> tuple[int, ...]:

@@ -26,10 +26,10 @@ from warpattn.sequences import Sequence
 
 from ...nvidia.combine_launch import combine_launch, workspace
 from ..arguments import LARGEST_EXPONENT, PrefillShape, SplitShape
+from ..copies.launch import copied
 from ..widths import block_words, value_blocks
 from .config import SM90Config, pad_dim
 from .eight_bit.transpose_launch import transposed
-from .eight_bit.widen_launch import widened
 
 OPTIONS = compile_options()
 SHORT_KEYS = 512  # up to which a section has a head an SM: 64 x 256 was 1.04 times as fast, 128 x 128 1.16 times (H200)
@@ -111,7 +111,7 @@ def list_launches(
         across, before = transposed(x.v)
         x = x._replace(v=across)
     elif choice.config.widened:
-        x, _, copying = widened(x, sequence)
+        x, _, copying = copied(x, sequence)
         before = (copying,)
     firsts = value_blocks(problem.dim_v)
     if choice.partitions == 1:

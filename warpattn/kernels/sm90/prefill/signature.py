@@ -14,7 +14,6 @@ from .config import SM90Config
 from .context import output_type
 from .eight_bit.rings import query_type, stored_type
 from .eight_bit.transpose_values import transpose_values_kernel
-from .eight_bit.widen import widen_kernel
 from .kernel import prefill_kernel
 
 
@@ -37,10 +36,3 @@ def transpose_values_source(args: Mapping[str, Any], cols: int, ragged: bool) ->
     """The kernel that transposes 8-bit values whose padded head dim is `cols`."""
     hints = {"values.pointer": ALIGNED, "out_ptr": ALIGNED}
     return kernel_source(transpose_values_kernel, args, {"cols": cols, "ragged": ragged}, hints=hints)
-
-
-def widen_source(args: Mapping[str, Any], k_cols: int, v_cols: int, paged: bool, ragged: bool) -> GluonASTSource:
-    """The kernel that makes 16-bit copies of 8-bit keys and values."""
-    hints = dict.fromkeys(("k.pointer", "v.pointer", "k_out", "v_out"), ALIGNED)
-    constants = {"k_cols": k_cols, "v_cols": v_cols, "paged": paged, "ragged": ragged}
-    return kernel_source(widen_kernel, args, constants, hints=hints)

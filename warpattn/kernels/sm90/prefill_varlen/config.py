@@ -13,6 +13,7 @@ from warpattn.problem.arch import Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY_AND_WAITS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
 
+from ..copies.config import copies, of_copies, over_copies
 from ..prefill.choice import (
     GAIN,
     Best,
@@ -28,7 +29,6 @@ from ..prefill.choice import (
     usual_config,
 )
 from ..prefill.config import SM90Config, TileShape
-from ..prefill.eight_bit.config import in_16_bits, over_copies, widens
 from ..prefill.rates import LENGTHS_TILES
 from ..widths import block_words
 
@@ -57,6 +57,7 @@ class VarlenConfig:
     page_size: int  # 0: keys of sequences lie end to end
     ragged_queries: bool  # queries lie end to end; else every sequence has equally many
     box: int  # rows of a box of keys; 0: ordinary copies, row by row
+    copied: bool = False  # a launch before makes the keys and values that are read (sm90/copies)
 
     @cached_property
     def topology(self) -> Topology:
@@ -101,8 +102,10 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     """The choice for a ragged or paged `problem`. The host does not know the lengths, only upper bounds of them: work
     is counted for a sequence of the mean length. With `batch_invariant` a row's key tiles do not depend on the other
     sequences; which rows share a tile may, since it changes no bit of theirs."""
-    if problem.kv_dtype is not None and widens(problem, options):
-        return over_copies(choose(in_16_bits(problem), target, options), problem)
+    if (problem.page_size or problem.kv_dtype is not None) and copies(problem, options):
+        choice = choose(of_copies(problem), target, options)
+        tiles = choice.config.tiles.with_scales(problem)
+        return over_copies(choice, replace(choice.config, tiles=tiles, copied=True), problem)
     usual = _typical(problem, options)
     tiles, why = usual_config(problem, problem.max_q or usual.seq_q)
     box, box_why = _box(problem.page_size, tiles.block_n)

@@ -20,9 +20,9 @@ from ...nvidia.arguments import ListedArgs, StridedRows, strided
 from ...nvidia.clipped_map import ClippedMap, clipped_maps
 from ...nvidia.combine_launch import ListedRows, combine_launch, workspace
 from ..arguments import LARGEST_EXPONENT
+from ..copies.launch import copied
 from ..prefill.config import pad_dim
 from ..prefill.eight_bit.transpose_launch import transposed
-from ..prefill.eight_bit.widen_launch import widened
 from ..widths import value_blocks
 from .config import VarlenConfig, VarlenShape
 
@@ -33,7 +33,7 @@ def list_launches(
     checked: CheckedCall, x: Operands, sequence: Layout, choice: Choice, least_q: int = 1
 ) -> tuple[Launch, ...]:
     """Launches of order_kernel and prefill_varlen_kernel, one before that transposes values for products of 8 bits or
-    copies 8-bit keys and values in 16 bits, and one that combines parts where keys are split. The host reads no length:
+    copies keys and values, and one that combines parts where keys are split. The host reads no length:
     order_kernel makes the tile list, without ragged sequences that have fewer than `least_q` queries."""
     tiles = torch.empty(RECORD * (1 + choice.order.blocks), dtype=torch.int32, device=x.q.device)
     order = order_launch(checked, sequence, choice, tiles, least_q)
@@ -41,8 +41,8 @@ def list_launches(
     if choice.config.tiles.products:
         across, launches = transposed(x.v, _lengths(sequence)[1])
         x, first = x._replace(v=across[None]), (*launches, order)
-    elif choice.config.tiles.widened:
-        x, sequence, copying = widened(x, sequence, least_q)
+    elif choice.config.copied:
+        x, sequence, copying = copied(x, sequence, least_q)
         first = copying, order
     problem, config = checked.problem, choice.config.tiles
     columns = value_blocks(problem.dim_v)
@@ -86,7 +86,7 @@ def attention_launch(
 ) -> Launch:
     """Attention of the blocks in the list, for values from column `first_value` on."""
     config, problem = choice.config, checked.problem
-    config = replace(config, tiles=config.tiles.from_value(first_value))
+    config = replace(config, tiles=config.tiles.from_value(first_value), copied=False)
     packed, split = config.tiles.packed, config.tiles.split
     q = clipped_maps("q", x.q, config.tiles.wg_tokens, config.tiles.qk_parts, packed)
     o = clipped_maps("out", x.out, config.tiles.wg_tokens, config.tiles.store_parts, packed)

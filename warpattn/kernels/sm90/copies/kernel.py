@@ -1,18 +1,18 @@
-"""Before prefill over 8-bit keys and values: 16-bit copies of them, each made once.
+"""Before prefill on Hopper: copies of keys and values in 16 bits and in whole tiles, each made once.
 
-A warpgroup beside those that attend would convert a tile again for every tile of queries (convert.py). Where many rows
-see each key, making the copies and reading them takes less time. e4m3 and e5m2 are exact in fp16 and in bf16, and
-scales are multiplied in later, in fp32.
+Prefill reads each key again for every tile of queries: 8 bits would be converted every time (prefill/eight_bit/
+convert.py), and pages of few keys take as many boxes of TMA. Where many rows see each key, making copies and reading
+them takes less time. e4m3 and e5m2 are exact in fp16 and in bf16; scales are multiplied in later, in fp32.
 
-      8 bits (pages, or rows of sequences)  ──▶  [ places of 128 keys, head, 128, dim ]   one program: a head of a place
+      pages, or rows of sequences  ──▶  [ places of 128 keys, head, 128, dim ]        one program: a head of a place
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...arguments import WIDENED_KEYS
+from ..arguments import COPIED_KEYS
 
-KEYS = gl.constexpr(WIDENED_KEYS)  # of a program
+KEYS = gl.constexpr(COPIED_KEYS)  # of a program
 RUN = gl.constexpr(8)  # elements of a load
 WARPS = gl.constexpr(4)
 
@@ -29,12 +29,12 @@ class Place:
 
 
 @gluon.jit
-def widen_kernel(
+def copy_kernel(
     k, v, k_out, v_out, index, shape,
     k_cols: gl.constexpr, v_cols: gl.constexpr, paged: gl.constexpr, ragged: gl.constexpr,
 ):  # fmt: skip
-    """k, v: `StridedRows` of 8 bits. k_out, v_out: of 16 bits, (batch, heads, keys, dim), or (places, heads, KEYS, dim)
-    if `paged`. index: `WidenIndex`. shape: `WidenShape`. k_cols, v_cols: powers of two from the head dims on. ragged:
+    """k, v: `StridedRows`. k_out, v_out: of 16 bits, (batch, heads, keys, dim), or (places, heads, KEYS, dim)
+    if `paged`. index: `CopyIndex`. shape: `CopyShape`. k_cols, v_cols: powers of two from the head dims on. ragged:
     sequences have differently many queries. Grid: (places of all sequences, key heads, keys and values)."""
     number, head = gl.program_id(0), gl.program_id(1)
     b = number // shape.places
@@ -49,9 +49,9 @@ def widen_kernel(
     place = Place(b, head, first, end, row)
     if first < end:
         if gl.program_id(2) == 0:
-            widen_rows(k, k_out, place, index, shape, shape.k_runs, k_cols, paged)
+            copy_rows(k, k_out, place, index, shape, shape.k_runs, k_cols, paged)
         else:
-            widen_rows(v, v_out, place, index, shape, shape.v_runs, v_cols, paged)
+            copy_rows(v, v_out, place, index, shape, shape.v_runs, v_cols, paged)
 
 
 @gluon.jit
@@ -67,8 +67,8 @@ def keys_of(b, index, shape, paged: gl.constexpr, ragged: gl.constexpr):
 
 
 @gluon.jit
-def widen_rows(rows, out, place, index, shape, runs, cols: gl.constexpr, paged: gl.constexpr):
-    """The `rows` of a place, RUN * `runs` columns each, in 16 bits."""
+def copy_rows(rows, out, place, index, shape, runs, cols: gl.constexpr, paged: gl.constexpr):
+    """The `rows` of a place, RUN * `runs` columns each, in the dtype of `out`."""
     lanes: gl.constexpr = min(cols // RUN, 32)
     layout: gl.constexpr = gl.BlockedLayout([1, RUN], [32 // lanes, lanes], [WARPS, 1], [1, 0])
     number = gl.arange(0, KEYS, gl.SliceLayout(1, layout))
@@ -78,10 +78,15 @@ def widen_rows(rows, out, place, index, shape, runs, cols: gl.constexpr, paged: 
     outer, row = source_of(place.b, key, there, index, shape, paged)
     at = outer.to(gl.int64) * rows.outer + row.to(gl.int64) * rows.row + place.head.to(gl.int64) * rows.head
     inside = there[:, None] & (col < runs * RUN)
-    none = gl.zeros([KEYS, cols], gl.int8, layout).to(rows.pointer.dtype.element_ty, bitcast=True)
-    x = gl.load(rows.pointer + (at * RUN)[:, None] + col, mask=inside, other=none).to(gl.float16)
-    if out.dtype.element_ty == gl.bfloat16:
-        x = x.to(gl.float32).to(gl.bfloat16)
+    stored: gl.constexpr = rows.pointer.dtype.element_ty
+    places = rows.pointer + (at * RUN)[:, None] + col
+    if stored.primitive_bitwidth == 8:
+        none = gl.zeros([KEYS, cols], gl.int8, layout).to(stored, bitcast=True)
+        x = gl.load(places, mask=inside, other=none).to(gl.float16)
+        if out.dtype.element_ty == gl.bfloat16:
+            x = x.to(gl.float32).to(gl.bfloat16)
+    else:
+        x = gl.load(places, mask=inside, other=0.0)
     gl.store(out + ((place.row + number) * (runs * RUN))[:, None] + col, x, mask=inside)
 
 
