@@ -1,1 +1,1 @@
-"""A real vLLM engine for each attention backend."""
+"""A real vLLM or SGLang engine for each attention backend."""

@@ -1,11 +1,13 @@
-"""Real vLLM engines side by side, one for each attention backend: milliseconds a token, seconds of prefill, tokens/s.
+"""Real vLLM or SGLang engines side by side, one for each backend: milliseconds a token, seconds of prefill, tokens/s.
 
     python -m bench.engine --json record.json
     python -m bench.engine --models llama --backends FLASH_ATTN,WARPATTN --graphs FULL_DECODE_ONLY --rounds 3
     python -m bench.engine --models llama,latent --case "32 x 4k" --case "latent mixed"     # a model's own case
     python -m bench.engine --backends FLASH_ATTN,WARPATTN,FLASH_ATTN~2,WARPATTN~2           # two engines of each
+    python -m bench.engine --engine sglang --models llama --backends fa3,warpattn
 
-For `latent`, FLASH_ATTN is FLASH_ATTN_MLA.
+SGLang runs `llama`; its engines have weights of their own each, and show no kernels. For vLLM's `latent`, FLASH_ATTN
+is FLASH_ATTN_MLA.
 
 Every backend has an engine in a process of its own for every model, on one card. They take turns in every round, and
 ratios are taken within a round, because the host's speed moves a step by some ten percent from minute to minute. The
@@ -19,6 +21,7 @@ one; such a run finds its prompts in the cache, those that are timed as prefill 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import statistics
 import sys
@@ -27,10 +30,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.engine import process, served_by_sglang
 from bench.engine.cases import CASES, MIXED, PREFILLS, Case, case_of, lengths_of
-from bench.engine.process import LONGEST, MODELS, Done, Weights, Work, serve
+from bench.engine.process import LONGEST, MODELS, Done, Kind, Weights, Work, serve
 from bench.measure.record import save, start
 
+KINDS = {
+    "vllm": Kind(process.engine, process.generate, process.stop, alone=True),
+    "sglang": Kind(served_by_sglang.engine, served_by_sglang.generate, served_by_sglang.stop, alone=False),
+}
+DEFAULTS = {
+    "vllm": {"models": "llama,gpt-oss", "backends": "FLASH_ATTN,WARPATTN", "weights": "one"},
+    "sglang": {"models": "llama", "backends": "fa3,warpattn", "weights": "each"},
+}
+ENDED = "its process has ended"
 PROFILED = 12  # tokens of a profiled run
 WARM = (*((lengths,) * n for lengths, n in ((600, 128), (300, 3), (2500, 7))), (LONGEST // 2,))
 
@@ -47,30 +60,35 @@ class Engines(NamedTuple):
         return {name: found[name] for name in self.pipes}
 
     def one(self, name: str, work: Work) -> Done:
-        self.pipes[name].send(work)
+        try:
+            self.pipes[name].send(work)
+        except OSError:
+            raise RuntimeError(ENDED) from None
         return answer(self.pipes[name])
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="llama,gpt-oss", help=", ".join(MODELS))
-    parser.add_argument("--backends", default="FLASH_ATTN,WARPATTN", help="the first one is the peer")
+    parser.add_argument("--engine", choices=KINDS, default="vllm")
+    parser.add_argument("--models", help=", ".join(MODELS))
+    parser.add_argument("--backends", help="the first one is the peer")
     parser.add_argument("--case", action="append", type=case_of, help="[MODEL ]CASE, one or more; default: all")
-    parser.add_argument("--graphs", default="FULL_DECODE_ONLY", help="vLLM's cudagraph_mode")
+    parser.add_argument("--graphs", default="FULL_DECODE_ONLY", help="vLLM's cudagraph_mode; for SGLang, too")
     parser.add_argument("--layers", type=int, default=0, help="instead of the model's")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens of a request")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--again", type=int, default=2, help="runs of decoding in a round")
-    parser.add_argument("--weights", choices=("one", "each"), default="one", help="memory of a model's weights")
+    parser.add_argument("--weights", choices=("one", "each"), help="memory of a model's weights")
     parser.add_argument("--profile", action="append", default=[], type=case_of, help="kernels of a case's decoding")
     parser.add_argument("--cache-gib", type=int, default=20, help="of keys and values, each engine")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after that many")
     parser.add_argument("--json", type=Path, help="write the record here")
     args = parser.parse_args()
+    fill_in(parser, args)
     begin = time.perf_counter()
     engines = started(args)
-    settings = {"rounds": args.rounds, "graphs": args.graphs, "weights": args.weights}
+    settings = {"engine": args.engine, "rounds": args.rounds, "graphs": args.graphs, "weights": args.weights}
     record = start("bench.engine", sys.argv[1:], settings) | {"cases": {}}
     lines = []
     cases = args.case or [Case(None, case) for case in (*CASES, "mixed")]
@@ -90,21 +108,31 @@ def main() -> None:
     print("\n".join(lines), flush=True)
     for group in engines:
         for pipe in group.pipes.values():
-            pipe.send(None)
+            with contextlib.suppress(OSError):  # its process has ended
+                pipe.send(None)
+
+
+def fill_in(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """What depends on the engine, where it is not given; an error where that engine has none."""
+    for name, value in DEFAULTS[args.engine].items():
+        setattr(args, name, getattr(args, name) or value)
+    if args.engine == "sglang" and (args.models != "llama" or args.weights != "each" or args.profile):
+        parser.error("--engine sglang takes --models llama and --weights each, and no --profile")
 
 
 def started(args: argparse.Namespace) -> list[Engines]:
     """All engines, started and warmed up side by side; those of a model with one that failed are left out."""
-    context = multiprocessing.get_context("spawn")
+    context, kind = multiprocessing.get_context("spawn"), KINDS[args.engine]
     engines = []
     for model in args.models.split(","):
         group = Engines(model, {})
         names = args.backends.split(",")
         for name, weights in zip(names, weights_of(names, args.weights, context), strict=True):
             group.pipes[name], theirs = context.Pipe()
-            context.Process(target=serve, args=(theirs, model, name, weights, args), daemon=True).start()
-            for pipe in (*weights.give, *filter(None, [weights.take])):
-                pipe.close()  # so that an engine hears if the one whose weights it waits for has failed
+            given = (kind, theirs, model, name, weights, args)
+            context.Process(target=serve, args=given, daemon=kind.alone).start()
+            for pipe in (theirs, *weights.give, *filter(None, [weights.take])):
+                pipe.close()  # so that one hears if an engine whose answer or weights it waits for has failed
         engines.append(group)
     works = [Work(lengths, f"warm {len(lengths)}", 16) for lengths in WARM]
     up = []
@@ -137,7 +165,10 @@ def weights_of(names: Sequence[str], memory: str, context: Any) -> list[Weights]
 
 def answer(pipe: Any) -> Any:
     """The next one of an engine; RuntimeError where it failed."""
-    found = pipe.recv()
+    try:
+        found = pipe.recv()
+    except (EOFError, ConnectionError):
+        raise RuntimeError(ENDED) from None
     if isinstance(found, str):
         raise RuntimeError(found)
     return found

@@ -1,7 +1,7 @@
-"""One vLLM engine in a process of its own: it does what `bench.engine` sends it and says when each step ended.
+"""One engine in a process of its own: it does what `bench.engine` sends it and says when each step ended.
 
-Times are read where the engine hands out a step's tokens, so a run of `LLM.generate` shows its prompts and each step of
-decoding by itself.
+vLLM's is here, SGLang's in `served_by_sglang`. Times are read where the engine hands out a step's tokens, so a run of
+`LLM.generate` shows its prompts and each step of decoding by itself.
 """
 
 from __future__ import annotations
@@ -86,17 +86,27 @@ class Weights(NamedTuple):
     take: Connection | None = None
 
 
-def serve(pipe: Connection, model: str, backend: str, weights: Weights, args: argparse.Namespace) -> None:
+class Kind(NamedTuple):
+    """A kind of engine: what starts one, does a `Work` with it and ends it, and whether it starts no processes."""
+
+    start: Callable[[str, str, Weights, argparse.Namespace], Any]
+    generate: Callable[[Any, Work], Done]
+    stop: Callable[[Any], None]
+    alone: bool
+
+
+def serve(kind: Kind, pipe: Connection, model: str, backend: str, weights: Weights, args: argparse.Namespace) -> None:
     """One engine: seconds until it is up, then a `Done` for every `Work` until None comes; a text where one failed."""
     begin = time.perf_counter()
-    llm = attempt(pipe, lambda: engine(model, backend, weights, args))
+    llm = attempt(pipe, lambda: kind.start(model, backend, weights, args))
     if llm is None:
         return
     pipe.send(time.perf_counter() - begin)
     while (work := pipe.recv()) is not None:
-        done = attempt(pipe, lambda work=work: generate(llm, work))
+        done = attempt(pipe, lambda work=work: kind.generate(llm, work))
         if done is not None:
             pipe.send(done)
+    kind.stop(llm)
 
 
 def attempt(pipe: Connection, do: Callable[[], Any]) -> Any:
@@ -220,6 +230,10 @@ def generate(llm: Any, work: Work) -> Done:
         del core.get_output
     steps = [1000 * (end - start) for start, end in itertools.pairwise(ends)]
     return Done(seconds, steps, [list(x.outputs[0].token_ids) for x in found], kernels)
+
+
+def stop(llm: Any) -> None:
+    """It ends with its process."""
 
 
 @contextlib.contextmanager
