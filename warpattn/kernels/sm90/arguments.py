@@ -41,6 +41,13 @@ class CopyShape(NamedTuple):
     least_q: Any  # queries of a ragged sequence at least whose keys are copied
 
 
+class CopySource(NamedTuple):
+    """Keys or values of copies/kernel.py, and the factors of their tokens."""
+
+    rows: Any  # StridedRows
+    scale: Any  # ScaleRows, or ColumnScaleRows
+
+
 class CopyIndex(NamedTuple):
     """Where its keys are: nothing without pages."""
 

@@ -50,13 +50,13 @@ def test_rows_that_see_a_key_decide(sizes: Any, expected: bool) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"scales": Scales("token", "head")}, {"scales": Scales(64, 64)}, {"q_dtype": E4M3}, {"batch": 10_000},
+        {"scales": Scales("token", "head"), "dtype": torch.float16}, {"q_dtype": E4M3}, {"batch": 10_000},
         {"kv_dtype": None, "scales": Scales()},
     ],
     ids=str,
 )  # fmt: skip
 def test_what_is_never_copied(changes: dict[str, Any]) -> None:
-    """Scales of tokens, queries of 8 bits, more bytes than the bound, 16 bits."""
+    """Factors of tokens in fp16, queries of 8 bits, more bytes than the bound, 16 bits."""
     assert copies(problem()) and not copies(replace(problem(), **changes))
     for options in (PlanOptions(batch_invariant=True), PlanOptions(copies=False)):
         assert not copies(problem(), options)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+import torch
 
 from warpattn.problem import Problem
 from warpattn.problem.launch import Choice, PlanOptions
 from warpattn.problem.operands import is_masked, sees_first_keys
 from warpattn.problem.problem import NO_SCALES
+from warpattn.quantized import ROW_BLOCKS
 
 from ..arguments import COPIED_KEYS
 
-SCALES = (None, "tensor", "head")  # of 8-bit keys and values that are copied in 16 bits: no factor of a token
+LATER = (None, "tensor", "head")  # scales that join the softmax scale and the output's factor
 # Rows of queries that see a key, from which on copies take less time (bench/notes.md 236): of 8 bits, of small pages.
 CONVERTED_ROWS, PAGED_ROWS = 1024, 4096
 MOST_BYTES = 512 * 2**20  # of the copies
@@ -30,8 +33,37 @@ def copies(problem: Problem, options: PlanOptions) -> bool:
         return False
     if problem.kv_dtype is None:
         return small and seeing_rows(problem) >= PAGED_ROWS and copied_bytes(problem) <= MOST_BYTES
-    factors = {problem.scales.k, problem.scales.v} <= set(SCALES)
-    return factors and seeing_rows(problem) >= CONVERTED_ROWS and copied_bytes(problem) <= MOST_BYTES
+    if problem.dtype != torch.bfloat16 and any(map(of_token, problem.scales)):
+        return False  # a factor of a token may exceed fp16
+    return seeing_rows(problem) >= CONVERTED_ROWS and copied_bytes(problem) <= MOST_BYTES
+
+
+def of_token(scale: str | int | None) -> bool:
+    """Whether scales of this kind are factors of tokens, which copies have in them."""
+    return scale not in LATER
+
+
+@dataclass(frozen=True)
+class CopiedRows:
+    """Rows of keys or of values, as the kernel copies them."""
+
+    cols: int  # a power of two from the head dim on
+    paged: bool
+    scaled: bool = False  # by factors of tokens
+    columns: int = 0  # that share a factor; 0: all
+    shared: int = 1  # tokens that share them
+
+    @property
+    def width(self) -> int:
+        """Columns of a step."""
+        return self.columns or self.cols
+
+
+def copied_rows(dim: int, paged: bool, scale: str | int | None) -> CopiedRows:
+    """Those of a head dim, with a scale of this kind."""
+    cols = max(16, 1 << (dim - 1).bit_length())
+    columns = scale if isinstance(scale, int) else 0
+    return CopiedRows(cols, paged, of_token(scale), columns, ROW_BLOCKS.get(scale, 1) if isinstance(scale, str) else 1)
 
 
 def seeing_rows(problem: Problem) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,10 +11,13 @@ from torch import Tensor
 from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands
+from warpattn.problem.scales import scale_rows
+from warpattn.quantized import granularity
 from warpattn.sequences import PagedKV, PagedRagged, Sequence
 
 from ...nvidia.arguments import strided
-from ..arguments import COPIED_KEYS, CopyIndex, CopyShape
+from ..arguments import COPIED_KEYS, CopyIndex, CopyShape, CopySource
+from .config import copied_rows, of_token
 
 
 class Copied(NamedTuple):
@@ -29,25 +32,22 @@ def copied(x: Operands, sequence: Sequence, least_q: int = 1) -> Copied:
     """The operands and the sequence of a call with copies of its keys and values, in the dtype of its queries. Those of
     pages have pages of COPIED_KEYS, and none for ragged sequences with fewer than `least_q` queries."""
     if isinstance(sequence, PagedRagged):
-        cu_q = sequence.cu_q.contiguous()
-        paged, table, launch = _paged(x, sequence.kv, CopyIndex.of(sequence.kv, cu_q), least_q)
-        return Copied(paged, replace(sequence, kv=sequence.kv.with_fields(**table)), launch)
+        index = CopyIndex.of(sequence.kv, sequence.cu_q.contiguous())
+        paged, fields, launch = _of_pages(x, sequence.kv, index, least_q)
+        return Copied(paged, replace(sequence, kv=sequence.kv.with_fields(**fields)), launch)
     if isinstance(sequence, PagedKV):
-        paged, table, launch = _paged(x, sequence, CopyIndex.of(sequence, None), least_q)
-        return Copied(paged, sequence.with_fields(**table), launch)
+        paged, fields, launch = _of_pages(x, sequence, CopyIndex.of(sequence, None), least_q)
+        return Copied(paged, sequence.with_fields(**fields), launch)
     *outer, keys, heads, _ = x.k.shape
     batch = outer[0] if outer else 1
     k, v = (x.q.new_empty(batch, heads, keys, y.shape[-1]).transpose(1, 2) for y in (x.k, x.v))
-    if not outer:
-        k, v = k[0], v[0]
+    copies = x._replace(k=k, v=v) if outer else x._replace(k=k[0], v=v[0])
     shape = CopyShape(keys, -(-keys // COPIED_KEYS), heads, x.k.shape[-1] // 8, x.v.shape[-1] // 8, 0, 1, least_q)
-    launch = _launch(x, (k, v), CopyIndex(None, 0, None, None, None), shape, batch)
-    return Copied(x._replace(k=k, v=v), sequence, launch)
+    launch = _launch(x, copies, sequence, CopyIndex(None, 0, None, None, None), shape)
+    return Copied(copies, replace(sequence, **_without_factors(x, sequence)), launch)
 
 
-def _paged(
-    x: Operands, kv: PagedKV, index: CopyIndex, least_q: int
-) -> tuple[Operands, dict[str, Tensor], Launch]:
+def _of_pages(x: Operands, kv: PagedKV, index: CopyIndex, least_q: int) -> tuple[Operands, dict[str, Any], Launch]:
     """The operands with copies of a cache's pages, the fields of a cache that holds these, and the launch."""
     page_size, heads = x.k.shape[1:3]
     keys = kv.block_table.shape[1] * page_size
@@ -57,23 +57,35 @@ def _paged(
     shape = CopyShape(
         keys, places, heads, x.k.shape[-1] // 8, x.v.shape[-1] // 8, len(x.k), page_size, least_q
     )  # fmt: skip
-    launch = _launch(x, (k, v), index._replace(out_table=table), shape, batch)
-    return x._replace(k=k, v=v), {"k_pages": k, "v_pages": v, "block_table": table}, launch
+    copies = x._replace(k=k, v=v)
+    launch = _launch(x, copies, kv, index._replace(out_table=table), shape)
+    return copies, {"k_pages": k, "v_pages": v, "block_table": table, **_without_factors(x, kv)}, launch
 
 
-def _launch(x: Operands, copies: tuple[Tensor, Tensor], index: CopyIndex, shape: CopyShape, batch: int) -> Launch:
-    k_cols, v_cols = (max(16, 1 << (y.shape[-1] - 1).bit_length()) for y in (x.k, x.v))
-    k_out, v_out = copies
-    args = {
-        "k": strided(x.k), "v": strided(x.v), "k_out": k_out, "v_out": v_out, "index": index, "shape": shape,
-    }  # fmt: skip
+def _scales(x: Operands, sequence: Sequence) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """Keys and values with the factors of their tokens, None where they have none."""
+    pairs = {"k_scale": (x.k, sequence.k_scale), "v_scale": (x.v, sequence.v_scale)}
+    return {name: (y, s if of_token(granularity(s, y.shape)) else None) for name, (y, s) in pairs.items()}
+
+
+def _without_factors(x: Operands, sequence: Sequence) -> dict[str, None]:
+    """Fields of a sequence whose factors the copies have in them."""
+    return {name: None for name, (_, scale) in _scales(x, sequence).items() if scale is not None}
+
+
+def _launch(x: Operands, copies: Operands, sequence: Sequence, index: CopyIndex, shape: CopyShape) -> Launch:
     paged, ragged = index.table is not None, index.cu_q is not None
+    pairs = tuple(_scales(x, sequence).values())
+    kinds = tuple([copied_rows(y.shape[-1], paged, granularity(scale, y.shape)) for y, scale in pairs])
+    k, v = (CopySource(strided(y), scale_rows(y, scale)) for y, scale in pairs)
+    args = {"k": k, "v": v, "k_out": copies.k, "v_out": copies.v, "index": index, "shape": shape}
 
     def source():
         from .signature import copy_source  # imports Triton
 
-        return copy_source(args, k_cols, v_cols, paged, ragged)
+        return copy_source(args, kinds, ragged)
 
+    batch = len(index.table) if paged else len(copies.k) if copies.k.ndim == 4 else 1
     grid = (batch * shape.places, shape.heads, 2)
-    key = (k_cols, v_cols, paged, ragged, x.k.dtype, x.v.dtype, x.q.dtype)
+    key = (kinds, ragged, x.k.dtype, x.v.dtype, x.q.dtype)
     return Launch("sm90.copy", "sm90", key, source, compile_options(), grid, args)

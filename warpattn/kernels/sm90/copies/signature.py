@@ -6,11 +6,12 @@ from typing import Any
 from triton.experimental.gluon import GluonASTSource
 
 from ...pieces.signature import ALIGNED, kernel_source
+from .config import CopiedRows
 from .kernel import copy_kernel
 
 
-def copy_source(args: Mapping[str, Any], k_cols: int, v_cols: int, paged: bool, ragged: bool) -> GluonASTSource:
-    """The kernel of a launch with `args`."""
-    hints = dict.fromkeys(("k.pointer", "v.pointer", "k_out", "v_out"), ALIGNED)
-    constants = {"k_cols": k_cols, "v_cols": v_cols, "paged": paged, "ragged": ragged}
+def copy_source(args: Mapping[str, Any], kinds: tuple[CopiedRows, CopiedRows], ragged: bool) -> GluonASTSource:
+    """The kernel of a launch with `args`; kinds: of keys and of values."""
+    hints = dict.fromkeys(("k.rows.pointer", "v.rows.pointer", "k_out", "v_out"), ALIGNED)
+    constants = {"k_kind": kinds[0], "v_kind": kinds[1], "ragged": ragged}
     return kernel_source(copy_kernel, args, constants, hints=hints)

@@ -14,8 +14,10 @@ from warpattn.kernels.pieces.scheduler_sizes import SPLIT_TILE_FIELDS, TILE_FIEL
 from warpattn.kernels.topology import BARRIER_BYTES, Edge, Registers, Role, Signal, Topology
 from warpattn.problem import Problem
 from warpattn.problem.element import FP16, Element
+from warpattn.problem.problem import Scales
 from warpattn.problem.scales import EightBit
 
+from ..copies.config import of_token
 from ..operand_format import OperandFormat, WithOperands
 from ..widths import block_columns, pad_dim, split_dim, split_values
 from .eight_bit.sizes import EightBitSizes
@@ -154,8 +156,8 @@ class SM90Config(KeyTileSizes, EightBitSizes):
         """The same over copies of the problem's 8-bit keys and values, if it has such, whose scales are left."""
         if problem.kv_dtype is None:
             return self
-        scales = EightBit(self.element, problem.scales)
-        return replace(self, operands=replace(self.operands, eight_bit=scales))
+        left = Scales(*(None if of_token(scale) else scale for scale in problem.scales))
+        return replace(self, operands=replace(self.operands, eight_bit=EightBit(self.element, left)))
 
     @cached_property
     def qk_parts(self) -> tuple[int, ...]:
