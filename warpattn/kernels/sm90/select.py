@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+
 from warpattn.problem import CheckedCall, Problem, is_latent
 from warpattn.problem.arch import ARCHS, Arch
 from warpattn.problem.launch import BUILT_IN, DEFAULT_OPTIONS, Choice, Launch, PlanOptions
@@ -29,11 +33,16 @@ LAUNCHES = {  # of a choice's kernel
 
 
 def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options: PlanOptions) -> tuple[Launch, ...]:
-    """One launch of dense prefill, two of ragged batches and paged caches, one more for values of more than 256 columns
-    and one more where keys are split; one or two of decode; those of prefill and of decode for ragged queries over
-    pages."""
-    choice = choose(checked.problem, ARCHS["sm90"], options)
-    return LAUNCHES[choice.kernel](checked, x, sequence, choice)
+    """One launch of dense prefill, two of ragged batches and paged caches, one more for values of more than 256
+    columns, one where keys are split and one where they are copied, if there is memory; one or two of decode; those of
+    prefill and of decode for ragged queries over pages."""
+    try:
+        choice = choose(checked.problem, ARCHS["sm90"], options)
+        return LAUNCHES[choice.kernel](checked, x, sequence, choice)
+    except torch.OutOfMemoryError:
+        if not options.copies:
+            raise
+    return list_launches(checked, x, sequence, replace(options, copies=False))
 
 
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:

@@ -7,23 +7,28 @@ import pytest
 import torch
 
 import warpattn as wa
-from warpattn.kernels.sm90.select import choose
+from warpattn.kernels.sm90.prefill import launch
+from warpattn.kernels.sm90.select import choose, list_launches
 from warpattn.problem import Call, Problem, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
+from warpattn.problem.operands import Operands
 from warpattn.problem.problem import Scales
 from warpattn.sequences import Dense
 
 E4M3 = torch.float8_e4m3fn
 
 
-def problem(seq_q: int = 1024, seq_k: int = 1024, group: int = 4, mask: wa.Mask | None = None) -> Problem:
+def a_call(seq_q: int = 1024, seq_k: int = 1024, group: int = 4, mask: wa.Mask | None = None) -> Call:
     """Two key heads, dense, with one scale each."""
     q = torch.empty(1, seq_q, 2 * group, 128, dtype=torch.bfloat16)
     k = torch.empty(1, seq_k, 2, 128, dtype=E4M3)
     scale = torch.ones(2)
-    call = Call(q, k, k, Dense(scale, scale), mask, backend="reference")
-    return validate(call, read_values=False).problem
+    return Call(q, k, k, Dense(scale, scale), mask, backend="reference")
+
+
+def problem(seq_q: int = 1024, seq_k: int = 1024, group: int = 4, mask: wa.Mask | None = None) -> Problem:
+    return validate(a_call(seq_q, seq_k, group, mask), read_values=False).problem
 
 
 def copies(x: Problem, options: PlanOptions = DEFAULT_OPTIONS) -> bool:
@@ -68,3 +73,21 @@ def test_a_plan_says_what_the_copies_take() -> None:
     assert choice.reasons[-1].startswith("enough rows of queries see each key")
     plain = choose(replace(problem(), kv_dtype=None, scales=Scales()), ARCHS["sm90"])
     assert replace(choice.config, operands=plain.config.operands) == plain.config and choice.grid == plain.grid
+
+
+def test_a_call_does_without_copies_where_memory_is_wanting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What else has too little memory says so."""
+
+    def wanting(*_: Any) -> None:
+        raise torch.OutOfMemoryError("no memory")
+
+    call = a_call()
+    checked = validate(call, read_values=False)
+    x = Operands(call.q, call.k, call.v, torch.empty_like(call.q), None, None)
+    names = [one.name for one in list_launches(checked, x, call.sequence, DEFAULT_OPTIONS)]
+    monkeypatch.setattr(launch, "copied", wanting)
+    without = [one.name for one in list_launches(checked, x, call.sequence, DEFAULT_OPTIONS)]
+    assert (names, without) == (["sm90.copy", "sm90.prefill"], ["sm90.prefill"])
+    monkeypatch.setattr(launch, "attention_launch", wanting)
+    with pytest.raises(torch.OutOfMemoryError):
+        list_launches(checked, x, call.sequence, DEFAULT_OPTIONS)
