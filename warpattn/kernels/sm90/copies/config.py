@@ -19,6 +19,7 @@ from ..arguments import COPIED_KEYS
 LATER = (None, "tensor", "head")  # scales that join the softmax scale and the output's factor
 # Rows of queries that see a key, from which on copies take less time (bench/notes.md 236): of 8 bits, of small pages.
 CONVERTED_ROWS, PAGED_ROWS = 1024, 4096
+MOST_COLUMNS = 128  # of a step: 64 registers a thread in 16 bits
 MOST_BYTES = 512 * 2**20  # of the copies
 WHY = "enough rows of queries see each key: keys and values are copied once, before, in 16 bits and in whole tiles"
 
@@ -55,8 +56,8 @@ class CopiedRows:
 
     @property
     def width(self) -> int:
-        """Columns of a step."""
-        return self.columns or self.cols
+        """Columns of a step: at most what registers hold."""
+        return self.columns or min(self.cols, MOST_COLUMNS)
 
 
 def copied_rows(dim: int, paged: bool, scale: str | int | None) -> CopiedRows:
