@@ -180,8 +180,8 @@ class BoundLaunches:
 
     @property
     def workspace_bytes(self) -> int:
-        """Of that memory."""
-        return sum([x.numel() * x.element_size() for x in self._workspace])
+        """Of that memory, once where several parameters lead to it."""
+        return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in self._workspace}.values())
 
     def cells(self, name: str) -> list[Any]:
         """The cells of a number in all launches that take it."""

@@ -308,6 +308,13 @@ def test_threads_get_their_own_addresses(card):
     assert not wrong
 
 
+def test_memory_that_several_parameters_lead_to_counts_once():
+    """Such as copies of keys, which one launch writes and the next reads by a tensor map for each part."""
+    bound, x, other = object.__new__(bound_launches.BoundLaunches), torch.zeros(4, 8), torch.zeros(3)
+    bound._workspace = [x, x.transpose(0, 1), x[:, 4:], other]
+    assert bound.workspace_bytes == 4 * 8 * 4 + 3 * 4
+
+
 def test_remembered_calls_keep_no_more_memory_than_a_bound(card, monkeypatch):
     """Such as copies of 8-bit keys, of every length that a caller has: all are planned anew beyond it."""
     monkeypatch.setattr(call_cache, "MOST_BYTES", 1000)
