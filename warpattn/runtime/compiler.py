@@ -71,36 +71,35 @@ def check_memory(launch: Launch, shared: int) -> None:
 
 @contextlib.contextmanager
 def pipeline_of(launch: Launch) -> Iterator[None]:
-    """Triton's stages for a launch: with `shared_code` its PTX has one copy of equal loops before it is assembled.
+    """Triton's stages for a launch, in Triton's own folder under a name of this source's version: Triton's names see
+    the text of functions, but not what the host works out for a kernel's constants. With `shared_code` the PTX has one
+    copy of equal loops before it is assembled.
 
     Triton has one hook for all threads, and a hook of the user's is called as before."""
     from triton import knobs
 
-    if not launch.shared_code:
-        yield
-        return
     runtime: Any = knobs.runtime
     with _one_at_a_time:
         others = runtime.add_stages_inspection_hook
-        runtime.add_stages_inspection_hook = stages_with_one_copy(others)
+        runtime.add_stages_inspection_hook = stages_of_version(others, launch.shared_code)
         try:
             yield
         finally:
             runtime.add_stages_inspection_hook = others
 
 
-def stages_with_one_copy(others: Callable[..., Any] | None) -> Callable[..., Any]:
+def stages_of_version(others: Callable[..., Any] | None, shared_code: bool) -> Callable[..., Any]:
     """A hook for the stages of kernels that this thread compiles, beside that of `others`."""
-    thread = threading.get_ident()
+    thread, named = threading.get_ident(), version() + "one copy" * shared_code
 
     def stages_of(backend: Any = None, stages: Any = None, *given: Any) -> Any:
         ours = threading.get_ident() == thread
         if stages is None:  # how kernels of this pipeline are told from others in Triton's folder
             key, digest = others() if others else ("", "")
-            return key + version() * ours, digest
+            return key + named * ours, digest
         if others:
             others(backend, stages, *given)
-        if ours:
+        if ours and shared_code:
             make_ptx = stages["ptx"]
             stages["ptx"] = lambda *source: share_loops(make_ptx(*source))
         return None

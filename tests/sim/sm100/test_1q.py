@@ -19,9 +19,10 @@ from warpattn.kernels.sm100.select import choose, launches_of_choice
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal, CustomMask, Full, Mask, Materialized, Padding, Prefix, SlidingWindow
 from warpattn.problem import Call, CheckedCall, Problem, validate
-from warpattn.problem.arch import ARCHS, triton_target
+from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, fitted
+from warpattn.runtime import compiler
 from warpattn.runtime.bound_launches import layout_of
 from warpattn.runtime.kernel_parameters import parameters
 from warpattn.runtime.simulate import Options, run_launch
@@ -238,12 +239,10 @@ def test_paged_keys(lengths, page, dim, parts):
 def test_machine_code(dim, parts):
     """Loads and products as the config makes them; three quarters of the exponentials on the unit; and no spills but of
     the thread's number and seq_k - seq_q, which ptxas makes once for all roles and reads again outside of the loops."""
-    import triton
-
     case = Case(60, 700, dim=dim, parts=parts, mask=Causal())
     step = case.list_launches(case.inputs())[0][0]
     config = step.key[0]
-    kernel = triton.compile(step.source(), target=triton_target("sm100"), options=dict(step.options))
+    kernel = compiler.compiled(step)
     used, counts = resources(kernel.asm["cubin"]), opcode_counts(kernel.asm["cubin"])
     assert used.stack <= 16 and used.spill_stores <= 3
     assert config.smem_used <= kernel.metadata.shared <= min(config.smem_used + 512, SMEM_LIMIT)

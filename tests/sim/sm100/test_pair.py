@@ -19,9 +19,9 @@ from warpattn.kernels.sm100.select import launches_of_choice
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal, CustomMask, Full, Mask, Padding, SlidingWindow
 from warpattn.problem import Call, validate
-from warpattn.problem.arch import triton_target
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, fitted
+from warpattn.runtime import compiler
 from warpattn.runtime.simulate import Options, run_launch
 from warpattn.runtime.simulate import _kernel as compiled
 from warpattn.scores import ALiBi, Score, SoftCap
@@ -171,11 +171,9 @@ def source(found: KnockOut) -> str:
 @pytest.mark.full
 def test_code_is_made_for_pairs():
     """Loads and products of two CTAs and commits to both; the count of products follows from the config."""
-    import triton
-
     case = Case(512, 256, mask=Causal())
     step, _ = case.step(case.inputs())
-    kernel = triton.compile(step.source(), target=triton_target("sm100"), options=dict(step.options))
+    kernel = compiler.compiled(step)
     config = step.key[0]
     text = kernel.asm["ptx"]
     for name in ("tcgen05.mma", "tcgen05.commit", "complete_tx::bytes"):

@@ -24,11 +24,11 @@ from warpattn.kernels.sm90.select import list_launches
 from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import resources
 from warpattn.problem import Call, validate
-from warpattn.problem.arch import triton_target
 from warpattn.problem.launch import DEFAULT_OPTIONS
 from warpattn.problem.operands import Operands
 from warpattn.quantized import dequantized, granularity
 from warpattn.reference import reference
+from warpattn.runtime import compiler
 from warpattn.runtime.simulate import Options, dependent, traced
 from warpattn.sequences import Dense, PagedKV, Sequence
 from warpattn.sim import knock_out
@@ -182,13 +182,11 @@ def test_queries_that_fp16_does_not_hold(magnitude):
 def test_machine_code(name):
     """Nothing is spilled beside the products of key tiles, stack as measured with Triton 3.9.0 (the second pass has it,
     and the conversion by scales of columns); nothing that roles could wait for in vain."""
-    import triton
-
     x = inputs(CASES[name])
     checked = replace(validate(x.call(), read_values=False), backend="simulate:sm90")
     out, lse = poisoned((*x.q.shape[:-1], x.v.shape[-1]), x.q.dtype), poisoned(checked.lse_shape, torch.float32)
     _, step = list_launches(checked, Operands(x.q, x.k, x.v, out, lse, None), x.sequence, DEFAULT_OPTIONS)
-    made = triton.compile(step.source(), target=triton_target("sm90"), options=dict(step.options))
+    made = compiler.compiled(step)
     cubin = made.asm["cubin"]
     loops = innermost_loops(cubin, lambda body: body.count("HGMMA") == 16)
     assert len(loops) == 2 and not any(map(spills, loops))

@@ -9,8 +9,8 @@ pytest.importorskip("triton")
 
 from warpattn.kernels.cache.launch import NewRows, append_launches, slot_launches
 from warpattn.kernels.quantise.launch import quantise_launches
-from warpattn.problem.arch import triton_target
 from warpattn.problem.launch import Launch
+from warpattn.runtime import compiler
 from warpattn.sequences import PagedKV
 from warpattn.serving.quantizing import arguments
 
@@ -32,9 +32,7 @@ def of_table(shift: int) -> Launch:
 
 
 def ptx_of(launch: Launch) -> str:
-    import triton
-
-    return triton.compile(launch.source(), target=triton_target("sm90"), options=launch.options).asm["ptx"]
+    return compiler.compiled(launch).asm["ptx"]
 
 
 @pytest.mark.parametrize("made", [of_slots, of_table])

@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("triton")
 
 import torch
-import triton
 
 from tests.drawn import drawn, each_once
 from tests.sim.cdna.calls import ARCHS, Case, outputs, paged, prefill_choice, ready_of
@@ -33,9 +32,9 @@ from warpattn.masks import (
     SlidingWindow,
 )
 from warpattn.problem import Call
-from warpattn.problem.arch import triton_target
 from warpattn.problem.launch import Choice
 from warpattn.problem.operands import Operands, fitted
+from warpattn.runtime import compiler
 from warpattn.scores import ALiBi, SoftCap
 from warpattn.sequences import Ragged
 
@@ -57,7 +56,7 @@ def build(call: Call, arch: str, choice: Choice | None = None) -> Built:
     step = launches_of_choice(
         ready, fitted(Operands(*given, *outputs(call, ready), call.sinks)), call.sequence, choice
     )[0]
-    kernel: Any = triton.compile(step.source(), target=triton_target(arch), options=dict(step.options))
+    kernel: Any = compiler.compiled(step)
     text = kernel.asm["amdgcn"]
     return Built(step.key[0], text, summary(text, kernel.metadata.shared))
 

@@ -18,10 +18,11 @@ from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal
 from warpattn.problem import Call, validate
-from warpattn.problem.arch import ARCHS, triton_target
+from warpattn.problem.arch import ARCHS
 from warpattn.problem.element import BF16, FP16
 from warpattn.problem.operands import Operands
 from warpattn.quantized import quantize
+from warpattn.runtime import compiler
 from warpattn.sequences import Dense
 
 
@@ -69,14 +70,12 @@ LENGTH = {"d64": 3400, "d64-paged": 3500, "d128": 3400, "d128-paged": 5100, "d12
 
 @cache
 def compiled(config: DecodeConfig):
-    import triton
-
     kind = "paged" if config.schedule.has_lengths else "dense"
     dims, page = (config.dim_qk, config.dim_v), config.page_box or 16
     call = small_call("sm90", dims, config.element, kind=kind, rows=(1, ROWS), page=page)
     call = eight_bit_call(config.dim_qk) if config.eight_bit else call
     launch, *_ = list_launches(*call, replace(choose(call.checked.problem, ARCHS["sm90"]), config=config))
-    return triton.compile(launch.source(), target=triton_target("sm90"), options=launch.options)
+    return compiler.compiled(launch)
 
 
 def products(config: DecodeConfig) -> dict[str, int]:

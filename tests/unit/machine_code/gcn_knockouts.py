@@ -12,9 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import triton
-from triton.backends.compiler import GPUTarget
-
 from tests.sim import backward
 from tests.sim.cdna.calls import (
     ARCHS,
@@ -35,6 +32,7 @@ from warpattn.masks import Causal
 from warpattn.problem import Call
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Operands, fitted
+from warpattn.runtime import compiler
 from warpattn.scores import SoftCap
 
 PREFILL = Case(40, 300, heads=4, heads_kv=2, dim=128, mask=Causal(), sinks=True)
@@ -157,7 +155,7 @@ def launches(call: Call, arch: str, choice: Choice | None = None) -> tuple[Launc
 
 
 def machine_code(step: Launch) -> str:
-    kernel: Any = triton.compile(step.source(), target=GPUTarget("hip", step.arch, 64), options=dict(step.options))
+    kernel: Any = compiler.compiled(step)
     return kernel.asm["amdgcn"]
 
 

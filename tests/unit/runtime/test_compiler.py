@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 import triton
+from triton import knobs
 from triton.compiler.errors import CompilationError
 from triton.errors import TritonError
 from triton.runtime.errors import PTXASError
@@ -58,6 +59,19 @@ def test_a_pass_of_the_compiler_that_fails(owner, name, compile_it, monkeypatch)
     (launch,) = list_launches(*small_call("sm90", (64, 64)))
     with pytest.raises(wa.AttentionError, match=r"^sm90.prefill cannot be compiled; Triton says: PassManager::run"):
         compile_it(launch)
+
+
+def test_a_version_gets_its_own_kernels_of_triton(tmp_path, monkeypatch):
+    """Triton's names do not see what a config works out on the host: another version of our sources compiles anew."""
+    *_, launch = list_launches(*small_call("sm90", (64, 64), kind="paged", rows=(1, 64), page=16))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    found = []
+    with knobs.compilation.scope():
+        knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)
+        for version in ("one", "one", "two"):
+            monkeypatch.setattr(compiler, "version", lambda version=version: version)
+            compiled(launch)
+    assert not launch.shared_code and found == [False, True, False]
 
 
 def test_the_cause_of_an_error_is_its_reason():

@@ -24,7 +24,7 @@ from warpattn.kernels.sm90.prefill.launch import attention_launch, list_launches
 from warpattn.machine_code.sass import opcode_counts
 from warpattn.masks import Causal, Full, SlidingWindow
 from warpattn.problem import Call, validate
-from warpattn.problem.arch import ARCHS, triton_target
+from warpattn.problem.arch import ARCHS
 from warpattn.problem.operands import Operands
 from warpattn.runtime.compiler import compiled, pipeline_of
 from warpattn.runtime.shared_code import share_loops
@@ -51,11 +51,7 @@ def launch_of(name: str):
 @cache
 def texts(name: str) -> tuple[str, str]:
     """The PTX of a shape's kernel as Triton makes it, and with one copy of its loop."""
-    import triton
-
-    launch = launch_of(name)
-    kernel = triton.compile(launch.source(), target=triton_target("sm90"), options=launch.options)
-    plain = kernel.asm["ptx"]
+    plain = compiled(replace(launch_of(name), shared_code=False)).asm["ptx"]
     return plain, share_loops(plain)
 
 
@@ -152,12 +148,16 @@ def test_a_pipeline_with_one_copy_leaves_others_alone():
             stages = {"ptx": lambda text, metadata: text}
             there = ThreadPoolExecutor(1).submit(lambda: (hook(), hook(None, stages, None))).result()
             assert there[0] == ("user", "digest") and stages["ptx"](small(("0", "2")), {}) == small(("0", "2"))
-            assert hook() != ("user", "digest")
+            keys = [hook()[0]]
             hook(None, stages, None)
             assert stages["ptx"](small(("0", "2")), {}) == share_loops(small(("0", "2")))
         assert knobs.runtime.add_stages_inspection_hook is users and asked == ["key", "stages"] * 2
         with pipeline_of(replace(launch_of("two"), shared_code=False)):
-            assert knobs.runtime.add_stages_inspection_hook is users
+            hook = knobs.runtime.add_stages_inspection_hook
+            keys.append(hook()[0])
+            hook(None, stages := {"ptx": users}, None)
+            assert stages == {"ptx": users}
+        assert all(key.startswith("user") for key in keys) and len({"user", *keys}) == 3
 
 
 def test_pipelines_of_two_threads_leave_no_hook():

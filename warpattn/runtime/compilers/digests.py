@@ -1,17 +1,19 @@
-"""Reads Triton's own files, whose digest is in the names of kernels, while the server goes on to import torch."""
+"""Reads Triton's own files, whose digest is in the names of kernels, while the server goes on to import torch.
+
+The thread imports nothing that has not been imported before: two threads that import Triton at once wait for each
+other, and Python lets one of them fail.
+"""
 
 from __future__ import annotations
 
 from threading import Thread
 
+try:
+    import triton.compiler
+    import triton.experimental.gluon  # noqa: F401
+    from triton.runtime.cache import triton_key  # keeps what it has found
+except ImportError:  # another Triton, which `warm` refuses
+    triton_key = None
 
-def _read() -> None:
-    try:
-        from triton.runtime.cache import triton_key  # keeps what it has found
-    except ImportError:  # another Triton, which `warm` refuses
-        return
-    triton_key()
-
-
-reading = Thread(target=_read, name="digests")
+reading = Thread(target=triton_key, name="digests")
 reading.start()

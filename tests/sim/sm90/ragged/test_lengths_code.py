@@ -9,8 +9,6 @@ import torch
 
 pytest.importorskip("triton")
 
-import triton
-from triton.backends.compiler import GPUTarget
 
 from tests.cases import Case
 from tests.drawn import drawn
@@ -22,6 +20,7 @@ from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands
+from warpattn.runtime import compiler
 from warpattn.sim import KnockOut, Report, knock_out, loosen_waits, miscount
 
 BASE = Case(dim=128, dtype=torch.bfloat16, heads_q=1, heads_kv=1, mask="causal")
@@ -44,8 +43,7 @@ CODE = [(RAGGED, 26, 24), (replace(PAGED, page_size=64), 42, 32), (replace(PAGED
 @pytest.mark.parametrize(("case", "loads", "stack"), drawn(CODE, CODE[2:]))
 def test_machine_code(case, loads, stack):
     order, attention = launches(case)
-    target = GPUTarget("cuda", 90, 32)
-    sorter, made = (triton.compile(s.source(), target=target, options=dict(s.options)) for s in (order, attention))
+    sorter, made = (compiler.compiled(s) for s in (order, attention))
     assert resources(sorter.asm["cubin"]).stack == 0
     used, counts = resources(made.asm["cubin"]), opcode_counts(made.asm["cubin"])
     assert made.metadata.shared <= SMEM_LIMIT

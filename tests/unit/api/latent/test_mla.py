@@ -16,8 +16,9 @@ from warpattn.kernels.sm90.mla.config import choose, choose_tiles
 from warpattn.kernels.sm90.mla.launch import list_launches
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.problem import Call, validate
-from warpattn.problem.arch import ARCHS, triton_target
+from warpattn.problem.arch import ARCHS
 from warpattn.problem.element import BF16
+from warpattn.runtime import compiler
 from warpattn.runtime.plan import plan
 from warpattn.sequences import Dense, PagedKV, Ragged
 
@@ -130,14 +131,12 @@ def chosen(heads: int, batch: int = 2, **how: bool):
 @cache
 def compiled_with_swap_ab(page: int, separate: bool):
     pytest.importorskip("triton")
-    import triton
-
     kind = "paged" if page else "dense"
     call = small_call("sm90", (DIM, DIM_V), kind=kind, rows=(1, ROWS), page=page, heads=(16, 1))
     found = choose(call.checked.problem, ARCHS["sm90"], swap_ab=True)
     found = replace(found, config=replace(found.config, combine=Combine(0, separate)))
     launch, *_ = list_launches(*call, found)
-    return found.config, triton.compile(launch.source(), target=triton_target("sm90"), options=launch.options)
+    return found.config, compiler.compiled(launch)
 
 
 WITH_SWAP_AB = [(0, False), (3, False), (16, False), (64, False), (64, True)]
@@ -161,15 +160,13 @@ def test_machine_code_with_swap_ab(page, separate):
 @cache
 def compiled(page: int):
     pytest.importorskip("triton")
-    import triton
-
     sums = LengthSums(lane=4) if page else None
     schedule = Schedule(sums=sums, head_overhead=int(page > 0), has_lengths=page > 0)
     config = replace(choose_tiles(BF16, page), schedule=schedule)
     kind = "paged" if page else "dense"
     call = small_call("sm90", (DIM, DIM_V), kind=kind, rows=(1, ROWS), page=page, heads=(16, 1))
     launch, _ = list_launches(*call, replace(choose(call.checked.problem, ARCHS["sm90"]), config=config))
-    return config, triton.compile(launch.source(), target=triton_target("sm90"), options=launch.options)
+    return config, compiler.compiled(launch)
 
 
 # Pages and the bytes of stack that the compiler spills to, Triton 3.9.0: with TMA through pages, numbers that an item
@@ -199,8 +196,6 @@ def test_machine_code(page):
 @cache
 def compiled_for_blackwell(page: int, heads: int):
     pytest.importorskip("triton")
-    import triton
-
     from warpattn.kernels.sm100.mla.config import LatentConfig
     from warpattn.kernels.sm100.mla.launch import latent_launches
 
@@ -209,7 +204,7 @@ def compiled_for_blackwell(page: int, heads: int):
     checked, x, sequence = small_call("sm100", dims, kind=kind, rows=(1, ROWS), page=page, heads=(heads, 1))
     choice = choice_of(config, config.splitk_partitions)
     launch, *_ = latent_launches(checked, x, sequence, choice)
-    return config, triton.compile(launch.source(), target=triton_target("sm100"), options=dict(launch.options))
+    return config, compiler.compiled(launch)
 
 
 @pytest.mark.full

@@ -15,8 +15,9 @@ from warpattn.kernels.sm90.mla.config import choose
 from warpattn.kernels.sm90.mla.launch import list_launches
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.problem import Call, validate
-from warpattn.problem.arch import ARCHS, triton_target
+from warpattn.problem.arch import ARCHS
 from warpattn.problem.operands import Operands
+from warpattn.runtime import compiler
 
 TABLE = torch.tensor([[3, 0, 1], [2, 4, 0]], dtype=torch.int32)
 LENGTHS = torch.tensor([40, 20], dtype=torch.int32)
@@ -136,15 +137,13 @@ def test_what_is_no_cache():
 @cache
 def compiled(page: int, dtype: torch.dtype):
     pytest.importorskip("triton")
-    import triton
-
     kv, q = pages(page, dtype=dtype), query()
     call = Call(q, kv.k_pages, kv.v_pages, kv, wa.Causal(), return_lse=True, backend="simulate:sm90")
     checked = validate(call, read_values=False)
     x = Operands(q, kv.k_pages, kv.v_pages, q[..., :512], torch.empty(checked.lse_shape), None)
     choice = choose(checked.problem, ARCHS["sm90"], swap_ab=False)
     launch, _ = list_launches(checked, x, kv, choice)
-    return choice.config, triton.compile(launch.source(), target=triton_target("sm90"), options=launch.options)
+    return choice.config, compiler.compiled(launch)
 
 
 # Pages and the bytes of stack, Triton 3.9.0: numbers that an item needs once; loops over key tiles read up to four of
@@ -177,8 +176,6 @@ def test_machine_code(page, rope):
 @cache
 def compiled_with_swap_ab(page: int, rope: torch.dtype):
     pytest.importorskip("triton")
-    import triton
-
     kv, q = pages(page, dtype=rope), query()
     call = Call(q, kv.k_pages, kv.v_pages, kv, wa.Causal(), return_lse=True, backend="simulate:sm90")
     ready = validate(call)
@@ -187,7 +184,7 @@ def compiled_with_swap_ab(page: int, rope: torch.dtype):
     out = torch.empty(2, 1, 16, 512).bfloat16()
     operands = Operands(q, kv.k_pages, kv.v_pages, out, torch.empty(ready.lse_shape), None)
     launch, *_ = list_launches(ready, operands, kv, found)
-    return found.config, triton.compile(launch.source(), target=triton_target("sm90"), options=launch.options)
+    return found.config, compiler.compiled(launch)
 
 
 SWAP_AB = [(64, torch.bfloat16), (16, torch.bfloat16), (64, E4M3)]  # pages and rotary parts

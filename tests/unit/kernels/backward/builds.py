@@ -9,9 +9,10 @@ import torch
 from tests.launches import small_call
 from warpattn.masks import Causal, Full, Mask, SlidingWindow
 from warpattn.problem import Call, Problem, validate
-from warpattn.problem.arch import ARCHS, triton_target
+from warpattn.problem.arch import ARCHS
 from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.problem.launch import Choice
+from warpattn.runtime import compiler
 from warpattn.scores import Score
 from warpattn.sequences import Dense
 
@@ -31,8 +32,6 @@ def compiled(
     deterministic: bool = False,
 ) -> Any:  # fmt: skip
     """The main kernel of a long problem for a chip, that of the architecture if none is named."""
-    import triton
-
     from tests.sim.backward import KERNELS
 
     choose, list_backward_launches = KERNELS[arch]
@@ -43,4 +42,4 @@ def compiled(
     choice: Choice = replace(choose(small.checked.problem, ARCHS[arch], deterministic), config=config)
     launches = list_backward_launches(CheckedBackward.of(small.checked, deterministic), x, small.sequence, choice)
     (launch,) = (launch for launch in launches if launch.name == f"{arch}.backward")
-    return triton.compile(launch.source(), target=triton_target(chip or arch), options=launch.options)
+    return compiler.compiled(launch, chip)

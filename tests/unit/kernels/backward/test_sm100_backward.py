@@ -13,7 +13,7 @@ from warpattn.kernels.sm100.config import SMEM_LIMIT, TMEM_COLUMNS
 from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal
-from warpattn.problem.arch import triton_target
+from warpattn.runtime import compiler
 from warpattn.scores import Bias
 
 COMPILER_BYTES = 1024  # of shared memory that Triton adds: alignment, and the values that roles are started with
@@ -68,11 +68,9 @@ def products(config: BackwardConfig) -> int:
 
 @pytest.mark.parametrize("dim", drawn([64, 256], [256]))
 def test_the_kernel_for_captured_tensors_spills_nothing(dim: int) -> None:
-    import triton
-
     case = Case(100, 200, dim=dim, mask=Causal(), score=Bias(torch.zeros(1, 1, 100, 200)), arch="sm100")
     launch = captured_launch(case)
-    kernel = triton.compile(launch.source(), target=triton_target("sm100"), options=launch.options)
+    kernel = compiler.compiled(launch)
     used, counts = resources(kernel.asm["cubin"]), opcode_counts(kernel.asm["cubin"])
     assert used.stack == 0 and used.registers <= 255 and role_faults(kernel.asm) == []
     assert counts["UTCHMMA"] == 2 * 2 * dim // 16, "S and dP, in each of two walks over the keys"

@@ -302,6 +302,23 @@ with ProcessPoolExecutor(1, mp_context=compilers.start("warpattn.serving.warming
     assert run.stdout.split("\n")[0] == "6 set() 1", run.stdout
 
 
+def test_only_one_thread_imports() -> None:
+    """Two that import Triton at once wait for each other, and Python lets one of them fail."""
+    program = """
+import sys, threading
+class Thread:
+    def find_spec(self, name, *_):
+        if threading.current_thread() is not threading.main_thread():
+            print("imported by a thread:", name)
+sys.meta_path.insert(0, Thread())
+from warpattn.runtime.compilers.digests import reading
+reading.join()
+print(sys.modules["triton"].runtime.cache.triton_key.cache_info().currsize)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (run.stdout, run.stderr) == ("1\n", "")
+
+
 @pytest.mark.parametrize(
     ("words", "arch"),
     [(["warm", "x"], "sm90"), (["warm", "--arch", "gfx942", "x"], "gfx942"), (["warm", "--arch=sm103"], "sm103"),
