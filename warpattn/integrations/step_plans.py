@@ -18,7 +18,7 @@ from warpattn.masks import Mask
 from warpattn.scores import ALiBi, Score, SoftCap
 from warpattn.sequences import PagedKV, Ragged
 from warpattn.sequences.latent_query import LatentQuery, of_parts, parted
-from warpattn.serving import StepPlan
+from warpattn.serving.step_plan import FEW_TOKENS, PROMPT_TOKENS, StepPlan
 
 
 class ScoreOptions(NamedTuple):
@@ -72,6 +72,8 @@ class StepPlans:
         rows, rotary = parted(q)
         bound = self.bound_of(seq)
         tokens, requests = rounded(len(rows)), rounded(len(kv.lengths))
+        if bound is None:
+            tokens = max(tokens, FEW_TOKENS)
         read = (rows, *rotary.values(), kv.k_pages, *kv.indices().values())
         like = tuple([(x.shape[1:], x.stride(), x.dtype) for x in read])
         key = (layer, sinks is None, bound, tokens, requests, len(kv.k_pages), like)
@@ -100,6 +102,12 @@ class StepPlans:
         if seq.max_q is None or seq.max_q > self.decoded:
             return None
         return 1 if seq.max_q <= 1 else self.decoded
+
+
+def attends_to_new_keys(tokens: int, requests: int) -> bool:
+    """Whether prompts without context attend to their new keys and values, rather than to the pages that hold these,
+    too."""
+    return tokens >= PROMPT_TOKENS * requests
 
 
 def like_rows(x: Tensor, rows: int) -> Tensor:
