@@ -20,12 +20,6 @@ class Images(ModuleType):
         return MagicMock()
 
 
-@pytest.fixture(autouse=True)
-def _short_prompts(monkeypatch):
-    """Prompts of few tokens are served as long ones are."""
-    monkeypatch.setattr("warpattn.integrations.step_plans.PROMPT_TOKENS", 1)
-
-
 @pytest.fixture(scope="module")
 def sglang():
     """What the tests take from it, after our plug-in's registration."""

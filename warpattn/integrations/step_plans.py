@@ -18,7 +18,7 @@ from warpattn.masks import Mask
 from warpattn.scores import ALiBi, Score, SoftCap
 from warpattn.sequences import PagedKV, Ragged
 from warpattn.sequences.latent_query import LatentQuery, of_parts, parted
-from warpattn.serving.step_plan import FEW_TOKENS, PROMPT_TOKENS, StepPlan
+from warpattn.serving.step_plan import FEW_TOKENS, StepPlan
 
 
 class ScoreOptions(NamedTuple):
@@ -102,12 +102,6 @@ class StepPlans:
         if seq.max_q is None or seq.max_q > self.decoded:
             return None
         return 1 if seq.max_q <= 1 else self.decoded
-
-
-def attends_to_new_keys(tokens: int, requests: int) -> bool:
-    """Whether prompts without context attend to their new keys and values, rather than to the pages that hold these,
-    too."""
-    return tokens >= PROMPT_TOKENS * requests
 
 
 def like_rows(x: Tensor, rows: int) -> Tensor:

@@ -97,7 +97,7 @@ def _refuse_other(name: str, x: object, like: _Like) -> None:
     if _like(x, rows_vary) != like:
         what = f"{name} has shape {tuple(x.shape)}, strides {x.stride()} and {x.dtype} on {x.device}"
         rule = f"the plan was made for {'rows of ' if rows_vary else ''}{tuple(shape)}, strides {strides} and {dtype}"
-        raise AttentionError(f"{what}; {rule} on device {device}")
+        raise AttentionError(f"{what}; {rule} on {'cpu' if device < 0 else f'cuda:{device}'}")
 
 
 def _check_gradients(named: Iterable[tuple[str, object]]) -> None:

@@ -28,10 +28,9 @@ from warpattn.sequences import PagedKV, PagedRagged, Ragged
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery
 from warpattn.serving.plans import Result, ServingPlan, in_order, with_query_parts
 
-# A kernel takes seconds to compile, so engines' small steps share theirs: those that promise no bound of a request's
-# tokens are planned for FEW_TOKENS at least, and prompts that have fewer than PROMPT_TOKENS on average are read from
-# pages, as are prompts with context.
-FEW_TOKENS, PROMPT_TOKENS = 16, 32
+# Tokens that plug-ins for engines plan a step for at least, unless it promises a bound of a request's tokens: a kernel
+# takes seconds to compile, and steps of 2 and 4 tokens would have kernels of their own.
+FEW_TOKENS = 8
 
 # Parameters of Hopper's kernels, Blackwell's, CDNA's and of those that combine parts: sequences of a step.
 BATCHES = ("shape.batch", "sequence_args.batch", "indices.batch", "again.indices.batch", "only.batch")

@@ -33,7 +33,7 @@ from warpattn.runtime.launches import list_launches
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
 from warpattn.sequences.latent import LatentPages
 from warpattn.serving.layers import EightBitCache, LargestStep, Layer, layers_of, read_config, with_cache
-from warpattn.serving.step_plan import FEW_TOKENS, PROMPT_TOKENS
+from warpattn.serving.step_plan import FEW_TOKENS
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,14 @@ class Warmed:
 
 
 CALLS = ("all", "engine")
-ABSORBED, STEP = "absorbed", "step"
-PROMPTS, ENGINE_STEP = "prompts", "engine step"  # of plug-ins for engines, which leave out some sizes
+ABSORBED, STEP, ENGINE_STEP = "absorbed", "step", "engine step"
 
 
 class Example(NamedTuple):
     """A call that needs kernels: `tokens` of all `requests`, which have tables of `pages` entries.
 
-    kind: that of the sequence, "append", ABSORBED: paged, with queries in two tensors, PROMPTS: ragged, or STEP and
-    ENGINE_STEP: paged-ragged, by a `StepPlan`. most: the bound of a request's tokens that ragged queries promise.
+    kind: that of the sequence, "append", ABSORBED: paged, with queries in two tensors, or of a `StepPlan`: STEP, and
+    ENGINE_STEP, as plug-ins for engines plan it. most: the bound of a request's tokens that ragged queries promise.
     """
 
     layer: Layer
@@ -185,7 +184,7 @@ def kernels_of(layers: Iterable[Layer], largest: LargestStep, target: str, calls
 def kinds_of_engines(layer: Layer) -> Sequence[str]:
     """What plug-ins for engines call: prompts, and steps over pages; of latents with equally many queries, in one
     tensor where ranks share the context."""
-    return ("ragged", "paged", ABSORBED) if layer.latent else (PROMPTS, ENGINE_STEP)
+    return ("ragged", *(("paged", ABSORBED) if layer.latent else (ENGINE_STEP,)))
 
 
 def examples_of(layer: Layer, largest: LargestStep, kinds: Sequence[str]) -> Iterator[Example]:
@@ -201,8 +200,6 @@ def examples_of(layer: Layer, largest: LargestStep, kinds: Sequence[str]) -> Ite
         for tokens in powers(largest.tokens):
             if tokens >= requests and not layer.latent:
                 yield from (Example(layer, kind, requests, tokens) for kind in ("dense", "ragged") if kind in kinds)
-                if PROMPTS in kinds and tokens >= PROMPT_TOKENS * requests:
-                    yield Example(layer, PROMPTS, requests, tokens)
                 for kind in steps:  # engines make tables for the longest request
                     planned = max(tokens, FEW_TOKENS) if kind == ENGINE_STEP else tokens
                     yield Example(layer, kind, requests, planned, tables[-1])
@@ -228,10 +225,10 @@ def call_of(example: Example, page_size: int) -> Call:
     layer, kind, requests, tokens, pages, most = example
     q = torch.empty(requests, tokens // requests, layer.heads_q, layer.dim_qk, dtype=layer.dtype)
     offsets = torch.arange(requests + 1, dtype=torch.int32) * (tokens // requests)
-    if kind in ("dense", "ragged", PROMPTS):
+    if kind in ("dense", "ragged"):
         k, v = (q.new_empty(*q.shape[:2], layer.heads_kv, dim) for dim in (layer.dim_qk, layer.dim_v))
         sequence: Any = Dense()
-        if kind != "dense":
+        if kind == "ragged":
             q, k, v = (x.flatten(0, 1) for x in (q, k, v))
             sequence = Ragged(offsets)
     else:

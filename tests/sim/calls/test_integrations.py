@@ -13,7 +13,6 @@ pytest.importorskip("triton")
 import warpattn as wa
 from tests.drawn import drawn
 from tests.unit.integrations import vllm_double
-from warpattn.integrations import step_plans
 from warpattn.reference import reference
 
 LIMIT = 4e-3  # fp16 rounds values below 4 by at most 1e-3
@@ -57,7 +56,6 @@ def test_masks_of_transformers(kind, arch):
 def test_steps_of_vllm(monkeypatch, arch):
     """Prefill, chunks beside decoding requests, decode: ragged and paged kernels on views of vLLM's cache."""
     vllm_double.install(monkeypatch)
-    monkeypatch.setattr(step_plans, "PROMPT_TOKENS", 1)
     vllm = importlib.import_module("warpattn.integrations.vllm")
     impl = importlib.import_module("warpattn.integrations.vllm.impl")
     for name in ("attention_paged", "attention_varlen"):

@@ -5,12 +5,10 @@ import importlib
 import pytest
 
 from tests.unit.integrations import vllm_double
-from warpattn.integrations import step_plans
 
 
 @pytest.fixture
 def vllm(monkeypatch):
-    """The backend's package, imported against the stand-in, whose prompts are short ones."""
+    """The backend's package, imported against the stand-in."""
     vllm_double.install(monkeypatch)
-    monkeypatch.setattr(step_plans, "PROMPT_TOKENS", 1)
     return importlib.import_module("warpattn.integrations.vllm")

@@ -23,13 +23,7 @@ from warpattn.errors import AttentionError, Rules
 from warpattn.integrations.sglang import latent
 from warpattn.integrations.sglang.pools import Pool, Tables
 from warpattn.integrations.sglang.scope import check_scope
-from warpattn.integrations.step_plans import (
-    LayerModifiers,
-    ScoreOptions,
-    StepPlans,
-    attends_to_new_keys,
-    rounded,
-)
+from warpattn.integrations.step_plans import LayerModifiers, ScoreOptions, StepPlans, rounded
 from warpattn.masks import Causal, Full, SlidingWindow
 from warpattn.sequences import Ragged
 
@@ -41,7 +35,7 @@ class Step(NamedTuple):
     lengths: Tensor  # int32 [requests], context and new tokens
     tables: Tables  # [requests, pages]
     max_q: int  # new tokens of a request at most
-    fresh: bool  # no request has context, and layers attend to their new keys
+    fresh: bool  # no request has context: all keys are at hand
 
 
 class Even(NamedTuple):
@@ -130,9 +124,7 @@ class WarpattnAttnBackend(AttentionBackend):
         else:
             cu_q = torch.zeros(requests + 1, dtype=torch.int32, device=table.device)
             torch.cumsum(batch.extend_seq_lens, 0, out=cu_q[1:])
-            long_enough = attends_to_new_keys(sum(batch.extend_seq_lens_cpu), requests)
-            fresh = long_enough and not any(batch.extend_prefix_lens_cpu)
-            step = Step(cu_q, lengths, tables, max(batch.extend_seq_lens_cpu), fresh)
+            step = Step(cu_q, lengths, tables, max(batch.extend_seq_lens_cpu), not any(batch.extend_prefix_lens_cpu))
         self.pool.fill(tables, self._firsts(batch, table.shape[1]), batch.out_cache_loc)
         self.forward_metadata = step
 

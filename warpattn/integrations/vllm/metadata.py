@@ -11,7 +11,7 @@ from torch import Tensor
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionMetadata, AttentionMetadataBuilder
 
 from warpattn.errors import AttentionError
-from warpattn.integrations.step_plans import StepPlans, attends_to_new_keys
+from warpattn.integrations.step_plans import StepPlans
 from warpattn.integrations.vllm.images import ImageRanges, ranges_of
 
 
@@ -26,7 +26,7 @@ class WarpattnMetadata(AttentionMetadata):
     block_table: Tensor  # int32 [requests, pages]
     slot_mapping: Tensor  # int64 [tokens]
     plans: StepPlans
-    fresh: bool  # no request has context, and layers attend to their new keys
+    fresh: bool  # no request has context: all keys are at hand
     causal: bool
     # vLLM's names (0.32, 0.26): its Gemma 4 takes the ranges from layers without a window by setting them to None.
     mm_prefix_query_range_tensor: ImageRanges | None = None
@@ -114,12 +114,9 @@ def drafted_tokens(vllm_config: Any) -> int:
 
 
 def is_fresh(common: Any) -> bool:
-    """Whether no request of a batch has context, by the host's copies of offsets and of bounds of lengths, and prompts
-    are long enough."""
+    """Whether no request of a batch has context, by the host's copies of offsets and of bounds of lengths."""
     bounds = getattr(common, "seq_lens_cpu_upper_bound", None)
-    if bounds is None or common.max_query_len < common.max_seq_len:
-        return False
-    if not attends_to_new_keys(common.num_actual_tokens, common.num_reqs):
+    if bounds is None or common.max_query_len <= 1 or common.max_query_len < common.max_seq_len:
         return False
     starts = common.query_start_loc_cpu[: common.num_reqs + 1]
     return torch.equal(starts.diff(), bounds[: common.num_reqs].to(starts.dtype))

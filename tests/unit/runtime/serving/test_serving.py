@@ -122,6 +122,7 @@ def test_what_was_not_planned_is_refused(change, words):
     with pytest.raises(wa.AttentionError, match="the plan was made for") as caught:
         plan(*change(q, kv))
     assert words in str(caught.value)
+    assert str(caught.value).endswith(" on cpu")
 
 
 @pytest.mark.parametrize("seq", [None, Sequence(), torch.tensor([0, 3]), wa.Dense])
