@@ -18,7 +18,7 @@ from warpattn.masks import Mask
 from warpattn.scores import ALiBi, Score, SoftCap
 from warpattn.sequences import PagedKV, Ragged
 from warpattn.sequences.latent_query import LatentQuery, of_parts, parted
-from warpattn.serving.step_plan import FEW_TOKENS, StepPlan
+from warpattn.serving import StepPlan
 
 
 class ScoreOptions(NamedTuple):
@@ -72,8 +72,6 @@ class StepPlans:
         rows, rotary = parted(q)
         bound = self.bound_of(seq)
         tokens, requests = rounded(len(rows)), rounded(len(kv.lengths))
-        if bound is None:
-            tokens = max(tokens, FEW_TOKENS)
         read = (rows, *rotary.values(), kv.k_pages, *kv.indices().values())
         like = tuple([(x.shape[1:], x.stride(), x.dtype) for x in read])
         key = (layer, sinks is None, bound, tokens, requests, len(kv.k_pages), like)

@@ -28,10 +28,6 @@ from warpattn.sequences import PagedKV, PagedRagged, Ragged
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery
 from warpattn.serving.plans import Result, ServingPlan, in_order, with_query_parts
 
-# Tokens that plug-ins for engines plan a step for at least, unless it promises a bound of a request's tokens: a kernel
-# takes seconds to compile, and steps of 2 and 4 tokens would have kernels of their own.
-FEW_TOKENS = 8
-
 # Parameters of Hopper's kernels, Blackwell's, CDNA's and of those that combine parts: sequences of a step.
 BATCHES = ("shape.batch", "sequence_args.batch", "indices.batch", "again.indices.batch", "only.batch")
 

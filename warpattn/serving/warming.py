@@ -33,7 +33,6 @@ from warpattn.runtime.launches import list_launches
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
 from warpattn.sequences.latent import LatentPages
 from warpattn.serving.layers import EightBitCache, LargestStep, Layer, layers_of, read_config, with_cache
-from warpattn.serving.step_plan import FEW_TOKENS
 
 
 @dataclass(frozen=True)
@@ -45,14 +44,14 @@ class Warmed:
 
 
 CALLS = ("all", "engine")
-ABSORBED, STEP, ENGINE_STEP = "absorbed", "step", "engine step"
+ABSORBED, STEP = "absorbed", "step"
 
 
 class Example(NamedTuple):
     """A call that needs kernels: `tokens` of all `requests`, which have tables of `pages` entries.
 
-    kind: that of the sequence, "append", ABSORBED: paged, with queries in two tensors, or of a `StepPlan`: STEP, and
-    ENGINE_STEP, as plug-ins for engines plan it. most: the bound of a request's tokens that ragged queries promise.
+    kind: that of the sequence, "append", ABSORBED: paged, with queries in two tensors, or STEP: paged-ragged, by a
+    `StepPlan`. most: the bound of a request's tokens that ragged queries promise.
     """
 
     layer: Layer
@@ -184,14 +183,14 @@ def kernels_of(layers: Iterable[Layer], largest: LargestStep, target: str, calls
 def kinds_of_engines(layer: Layer) -> Sequence[str]:
     """What plug-ins for engines call: prompts, and steps over pages; of latents with equally many queries, in one
     tensor where ranks share the context."""
-    return ("ragged", *(("paged", ABSORBED) if layer.latent else (ENGINE_STEP,)))
+    return ("ragged", *(("paged", ABSORBED) if layer.latent else (STEP,)))
 
 
 def examples_of(layer: Layer, largest: LargestStep, kinds: Sequence[str]) -> Iterator[Example]:
     """Calls of every size that may choose another kernel: powers of two up to the largest, and the largest."""
     yield Example(layer, "append", 1, 1)
     tables = powers(-(-largest.length // largest.page_size))
-    steps = [kind for kind in ("paged-ragged", STEP, ENGINE_STEP) if kind in kinds]
+    steps = [kind for kind in ("paged-ragged", STEP) if kind in kinds]
     for requests in powers(largest.requests):
         for pages in tables:
             for kind in ("paged", ABSORBED) if layer.latent else ("paged",):
@@ -201,8 +200,7 @@ def examples_of(layer: Layer, largest: LargestStep, kinds: Sequence[str]) -> Ite
             if tokens >= requests and not layer.latent:
                 yield from (Example(layer, kind, requests, tokens) for kind in ("dense", "ragged") if kind in kinds)
                 for kind in steps:  # engines make tables for the longest request
-                    planned = max(tokens, FEW_TOKENS) if kind == ENGINE_STEP else tokens
-                    yield Example(layer, kind, requests, planned, tables[-1])
+                    yield Example(layer, kind, requests, tokens, tables[-1])
         for kind in () if layer.latent else steps:
             for most in {1, 1 + largest.drafts}:
                 yield Example(layer, kind, requests, requests * most, tables[-1], most)
@@ -216,7 +214,7 @@ def launches_of(example: Example, page_size: int, arch: str) -> tuple[Launch, ..
     checked = validate(replace(call, backend=f"simulate:{arch}"), read_values=False)  # its limits, without a card
     out = call.q.new_empty((*call.q.shape[:-1], checked.problem.dim_v))
     operands = fitted(Operands(call.q, call.k, call.v, out, None, call.sinks))
-    options = PlanOptions(copies=example.kind not in (STEP, ENGINE_STEP))
+    options = PlanOptions(copies=example.kind != STEP)
     return list_launches(replace(checked, backend=arch), operands, call.sequence, options)
 
 
@@ -237,7 +235,7 @@ def call_of(example: Example, page_size: int) -> Call:
         if kind == ABSORBED:
             q, rope = q.split([layer.latent, layer.dim_qk - layer.latent], -1)
             sequence = kv.with_fields(q_rope=rope)
-        if kind in ("paged-ragged", STEP, ENGINE_STEP):
+        if kind in ("paged-ragged", STEP):
             q, sequence = q.flatten(0, 1), PagedRagged(kv, Ragged(offsets, max_q=most))
     sinks = torch.zeros(layer.heads_q) if layer.sinks else None
     return Call(q, k, v, sequence, layer.mask, layer.score, sinks, layer.scale)

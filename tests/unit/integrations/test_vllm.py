@@ -265,7 +265,7 @@ def test_few_plans_serve_all_steps_and_layers(vllm):
     assert layer == make(vllm).modifiers != windowed
     pages = torch.randn(64, 16, 2, 32)
     made = []
-    for queries in ([1] * 5, [1] * 8, [3, 1, 4], [1, 30], [20] * 3, [2, 40, 1], [5], [8]):
+    for queries in ([1] * 5, [1] * 8, [3, 1, 4], [1, 30], [20] * 3, [2, 40, 1]):
         for modifiers in (layer, layer, windowed):
             cu_q = torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32)
             lengths, table = cu_q.diff() + 9, torch.arange(len(queries) * 6, dtype=torch.int32).view(-1, 6)
@@ -276,7 +276,7 @@ def test_few_plans_serve_all_steps_and_layers(vllm):
             wanted = wa.attention_paged(q, kv, seq, mask=modifiers.mask, scale=modifiers.scale)
             torch.testing.assert_close(out, wanted)
         made.append(len(plans._plans))
-    assert made == [2, 2, 4, 6, 8, 8, 10, 10], "by rounded tokens and requests, and whether all decode"
+    assert made == [2, 2, 4, 6, 8, 8], "by rounded tokens and requests, and whether all decode"
 
 
 @pytest.mark.parametrize("takes_names", [True, False])
