@@ -18,7 +18,7 @@ DRAWN = {
     "masks.masks": "pictures of the masks",
     "concepts": "the way of a call, tiles of a window",
     "measured.benchmarks": "the benchmark page and its charts, from the records",
-    "measured.engine": "the README's first chart and the rows of vLLM's page, from the record",
+    "measured.engine": "the README's first chart and the rows of vLLM's and SGLang's pages, from the records",
     "measured.frameworks": "what the pages of transformers, diffusers and SGLang say of speed, from the records",
     "measured.speed": "the README's chart and rows, from the records",
     "distributed": "pictures of ranks, chart and table from the record of two cards",

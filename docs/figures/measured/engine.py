@@ -1,7 +1,7 @@
-"""Draws the README's first chart, tokens per second in a real engine, and writes the rows of the page of vLLM.
+"""Draws the README's first chart, tokens per second in vLLM, and writes the rows of the pages of vLLM and SGLang.
 
-Both are from the records of `python -m bench.engine`; where two of a card have a case, the later one counts. The chart
-shows the first card, the page has rows of each.
+All are from the records of `python -m bench.engine`; where two of a card have a case, the later one counts. The chart
+shows the first card, the pages have rows of each.
 """
 
 from __future__ import annotations
@@ -16,17 +16,34 @@ from docs.figures.svg import DARK, RED, box, picture, words
 
 HERE = Path(__file__).parent
 FOLDER = HERE.parents[2] / "bench" / "results"
-CHARTED = "H200"
-RECORDS = {
-    CHARTED: ("2026-11-27-engine.json", "2026-11-27-engine-gpt-oss.json", "2026-11-27-engine-latent.json"),
-    "H100": ("2026-11-26-engine.json", "2026-11-26-engine-latent.json"),
-}
-PAGE = HERE.parents[2] / "docs" / "integrations" / "vllm.md"
+PAGES = HERE.parents[2] / "docs" / "integrations"
 START, END = "<!-- engine: `make docs` writes these rows -->\n\n", "<!-- end of engine -->"
 MODELS = {"llama": "Llama 3 8B", "gpt-oss": "gpt-oss", "latent": "latent"}
-PEER, OWN = "FLASH_ATTN", "WARPATTN"
+CHARTED = "H200"
+
+
+class Engine(NamedTuple):
+    """Its page, its names for FlashAttention 3 and for warpattn, and the records of each card."""
+
+    page: Path
+    peer: str
+    own: str
+    records: dict[str, tuple[str, ...]]
+
+
+VLLM = Engine(
+    PAGES / "vllm.md", "FLASH_ATTN", "WARPATTN",
+    {
+        CHARTED: ("2026-11-27-engine.json", "2026-11-27-engine-gpt-oss.json", "2026-11-27-engine-latent.json"),
+        "H100": ("2026-11-26-engine.json", "2026-11-26-engine-latent.json"),
+    },
+)  # fmt: skip
+SGLANG = Engine(
+    PAGES / "sglang.md", "fa3", "warpattn",
+    {CHARTED: ("2026-11-28-engine-sglang-128.json", "2026-11-28-engine-sglang.json")},
+)  # fmt: skip
+PEER, OWN = "FlashAttention 3", "warpattn"
 COLOURS = {OWN: RED, PEER: DARK}
-NAMES = {OWN: "warpattn", PEER: "FlashAttention 3"}
 KINDS = {
     "ms a token": "Decoding: tokens per second",
     "tokens/s": "Prompts in chunks beside decoding requests: tokens per second",
@@ -39,22 +56,27 @@ class Row(NamedTuple):
 
     title: str
     kind: str  # of KINDS
-    figures: dict[str, float]  # as recorded
+    figures: dict[str, float]  # of PEER and OWN, as recorded
     tokens: dict[str, float]  # per second
     ratio: float  # of the times
 
 
-def rows(records: list[dict[str, Any]]) -> list[Row]:
+def read(engine: Engine, card: str) -> list[dict[str, Any]]:
+    """The records of a card."""
+    return [json.loads((FOLDER / card.lower() / name).read_text()) for name in engine.records[card]]
+
+
+def rows(engine: Engine, card: str) -> list[Row]:
     """Every figure of the records, decoding first, Llama first."""
     cases: dict[str, Any] = {}
-    for record in records:
+    for record in read(engine, card):
         cases |= record["cases"]
     found = []
     for kind in KINDS:
         for model, shown in MODELS.items():
             for case, (requests, length) in (CASES | {"mixed": (0, 0)}).items():
-                found_by = cases.get(f"{model} {case}", {PEER: {}, OWN: {}})
-                peer, own = found_by[PEER], found_by[OWN]
+                found_by = cases.get(f"{model} {case}", {engine.peer: {}, engine.own: {}})
+                peer, own = found_by[engine.peer], found_by[engine.own]
                 if kind not in own:
                     continue
                 figures, ratio = {OWN: own[kind], PEER: peer[kind]}, statistics.median(own["ratios"][kind])
@@ -68,36 +90,36 @@ def rows(records: list[dict[str, Any]]) -> list[Row]:
     return found
 
 
-def table(records: list[dict[str, Any]]) -> str:
+def table(engine: Engine, card: str) -> str:
     """The rows as Markdown, with the commands and the date."""
     lines = ["| model, requests × prompt | | FlashAttention 3 | warpattn | time, ours over theirs |", "|---" * 5 + "|"]
-    for row in rows(records):
+    for row in rows(engine, card):
         shown = ",.0f" if row.kind == "tokens/s" else ".4g"
         figures = " | ".join(f"{row.figures[backend]:{shown}}" for backend in (PEER, OWN))
         lines.append(f"| {row.title} | {row.kind} | {figures} | {row.ratio:.3f} |")
-    commands = [f"`{record['command']}`, {record['date'][:10]}" for record in records]
+    commands = [f"`{record['command']}`, {record['date'][:10]}" for record in read(engine, card)]
     return "\n".join([*lines, "", "; ".join(commands) + "."]) + "\n"
 
 
-def in_page(text: str, of_cards: dict[str, list[dict[str, Any]]]) -> str:
-    """The page with the rows of each card's records."""
+def in_page(text: str, engine: Engine) -> str:
+    """The engine's page with the rows of each card's records."""
     head, start, rest = text.partition(START)
-    tables = [f"One {card}:\n\n{table(records)}\n" for card, records in of_cards.items()]
+    tables = [f"One {card}:\n\n{table(engine, card)}\n" for card in engine.records]
     return head + start + "".join(tables) + rest[rest.index(END) :]
 
 
-def chart(records: list[dict[str, Any]]) -> str:
+def chart(engine: Engine) -> str:
     """Bars of tokens per second, a panel for decoding and one for prompts; each case has a scale of its own."""
     left, full, parts, y = 180, 400, [], 26
     for kind, title in KINDS.items():
         parts.append(words(10, y, title, 16))
         y += 14
-        for row in (row for row in rows(records) if row.kind == kind):
+        for row in (row for row in rows(engine, CHARTED) if row.kind == kind):
             most = max(row.tokens.values())
             parts.append(words(left - 12, y + 23, row.title, 13, anchor="end"))
             for backend, value in row.tokens.items():
                 wide = full * value / most
-                shown = f"{value:,.0f}  {NAMES[backend]}" + (f", {1 / row.ratio:.2f}×" if backend == OWN else "")
+                shown = f"{value:,.0f}  {backend}" + (f", {1 / row.ratio:.2f}×" if backend == OWN else "")
                 parts += [box(left, y, wide, 15, COLOURS[backend]), words(left + wide + 6, y + 12, shown, 12, "#555")]
                 y += 18
             y += 10
@@ -106,9 +128,6 @@ def chart(records: list[dict[str, Any]]) -> str:
 
 
 def files() -> dict[Path, str]:
-    """The chart, and the page with its rows."""
-    of_cards = {
-        card: [json.loads((FOLDER / card.lower() / name).read_text()) for name in names]
-        for card, names in RECORDS.items()
-    }
-    return {HERE / "engine.svg": chart(of_cards[CHARTED]), PAGE: in_page(PAGE.read_text(), of_cards)}
+    """The chart, and the pages with their rows."""
+    pages = {engine.page: in_page(engine.page.read_text(), engine) for engine in (VLLM, SGLANG)}
+    return {HERE / "engine.svg": chart(VLLM), **pages}
