@@ -76,7 +76,7 @@ def is_tensor(value: object) -> TypeGuard[Tensor]:
 
 def number(value: object) -> int | float | None:
     """`value` as a Python int or float; None if it is none, a bool, too large for a float, or requires a gradient."""
-    if isinstance(value, Tensor) or getattr(value, "shape", None) == ():
+    if not isinstance(value, int | float) and (isinstance(value, Tensor) or getattr(value, "shape", None) == ()):
         value = _only_element(value)
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
@@ -89,13 +89,12 @@ def number(value: object) -> int | float | None:
 
 
 def _only_element(x: Any) -> object:
-    """The element of a tensor or NumPy array without dimensions; None if there is none to be had."""
-    if isinstance(x, Tensor) and (not is_tensor(x) or x.ndim or (x.requires_grad and torch.is_grad_enabled())):
+    """The element of a tensor or NumPy array without dimensions; None if there is none to be had, as while torch
+    traces, or if it requires a gradient."""
+    traced = torch.compiler.is_compiling() or type(x).__module__.startswith(_TRACERS)
+    if isinstance(x, Tensor) and (traced or not is_tensor(x) or x.ndim or (x.requires_grad and torch.is_grad_enabled())):
         return None
-    try:
-        return x.item()
-    except RuntimeError:  # traced: there is no value yet
-        return None
+    return x.item()
 
 
 def kind_of(value: Any) -> str:
@@ -108,7 +107,7 @@ def kind_of(value: Any) -> str:
     if type(value).__module__ == "numpy" and hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"a NumPy array of shape {value.shape}" if value.shape else repr(value)
     try:
-        text = " ".join(repr(value).split())
+        text = f"a {type(value).__name__}" if torch.compiler.is_dynamo_compiling() else " ".join(repr(value).split())
     except Exception:  # an int with too many digits to print, an object that cannot print itself
         return f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
