@@ -92,9 +92,9 @@ def _only_element(x: Any) -> object:
     """The element of a tensor or NumPy array without dimensions; None if there is none to be had, as while torch
     traces, or if it requires a gradient."""
     traced = torch.compiler.is_compiling() or type(x).__module__.startswith(_TRACERS)
-    if isinstance(x, Tensor) and (traced or not is_tensor(x) or x.ndim or (x.requires_grad and torch.is_grad_enabled())):
+    if isinstance(x, Tensor) and (traced or not is_tensor(x) or x.ndim):
         return None
-    return x.item()
+    return None if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled() else x.item()
 
 
 def kind_of(value: Any) -> str:
