@@ -75,8 +75,8 @@ def is_tensor(value: object) -> TypeGuard[Tensor]:
 
 
 def number(value: object) -> int | float | None:
-    """`value` as a Python int or float; None if it is none, a bool, or too large for a float."""
-    if isinstance(value, Tensor) or getattr(value, "shape", None) == ():
+    """`value` as a Python int or float; None if it is none, a bool, too large for a float, or requires a gradient."""
+    if not isinstance(value, int | float) and (isinstance(value, Tensor) or getattr(value, "shape", None) == ()):
         value = _only_element(value)
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
@@ -88,27 +88,26 @@ def number(value: object) -> int | float | None:
     return value if isinstance(value, int) else as_float
 
 
-def _only_element(value: Any) -> object:
-    """The element of a tensor or NumPy array without dimensions; None if there is none to be had."""
-    if isinstance(value, Tensor) and (not is_tensor(value) or value.ndim):
+def _only_element(x: Any) -> object:
+    """The element of a tensor or NumPy array without dimensions; None if there is none to be had, as while torch
+    traces, or if it requires a gradient."""
+    traced = torch.compiler.is_compiling() or type(x).__module__.startswith(_TRACERS)
+    if isinstance(x, Tensor) and (traced or not is_tensor(x) or x.ndim):
         return None
-    try:
-        return value.item()
-    except RuntimeError:  # traced: there is no value yet
-        return None
+    return None if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled() else x.item()
 
 
 def kind_of(value: Any) -> str:
     """A value in an error message: tensors and arrays by dtype and shape, others by what they print, cut if long."""
     if isinstance(value, Tensor):
-        fault = None if is_tensor(value) else tensor_fault(value)
-        if fault is None:
-            return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+        if is_tensor(value) or (fault := tensor_fault(value)) is None:
+            more = " that requires a gradient" * (value.requires_grad and not value.ndim and torch.is_grad_enabled())
+            return f"a {value.dtype} tensor of shape {tuple(value.shape)}{more}"
         return fault.what[3:] if fault.what.startswith("is a ") else f"a tensor that {fault.what}"
     if type(value).__module__ == "numpy" and hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"a NumPy array of shape {value.shape}" if value.shape else repr(value)
     try:
-        text = " ".join(repr(value).split())
+        text = f"a {type(value).__name__}" if torch.compiler.is_dynamo_compiling() else " ".join(repr(value).split())
     except Exception:  # an int with too many digits to print, an object that cannot print itself
         return f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

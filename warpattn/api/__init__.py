@@ -25,8 +25,8 @@ first element starts at a multiple of 16 bytes. q, k and v that do not fit, such
 an `out` is computed aside and copied.
 
 Tensors are plain ones with values: nested, sparse and meta tensors, subclasses of another meaning and unresolved
-negative bits are refused, of NumPy's arrays, too. Numbers may be NumPy's or tensors without dimensions. A batch without
-sequences, heads or rows gives an empty result.
+negative bits are refused, of NumPy's arrays, too. Numbers may be NumPy's or tensors without dimensions that require no
+gradient; in compiled graphs they are Python's. A batch without sequences, heads or rows gives an empty result.
 
 Masks are aligned to the bottom right: query row i of a sequence sits at key position i + len_k - len_q. A row that sees
 no key gives 0 and an LSE of -inf (with sinks: 0 and the sink). Every function raises one AttentionError (a ValueError)

@@ -172,14 +172,17 @@ def _four_dimensions(x: Tensor, lead: tuple[int, ...]) -> Tensor:
 def _mask(mask: Tensor, lead: tuple[int, ...]) -> Mask:
     """attn_mask as (batch, heads, L, S), where any may be 1."""
     absent = not isinstance(mask, Tensor) or mask.is_nested or mask.device.type == "meta"
-    fits = not absent and 2 <= mask.ndim <= max(len(lead) + 2, 2)
+    fits = not absent and 2 <= mask.ndim <= len(lead) + 2
     if fits and len(lead) > 2:  # leading dimensions become one, so that `attention` does not see them
         own = mask.shape[:-3]
         fits = all(size in (1, whole) for size, whole in zip(own, lead[len(lead) - 1 - len(own) : -1], strict=True))
     if not fits:
         kind = kind_of(mask) if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
         got = f"is {kind}" if absent else f"has shape {tuple(mask.shape)}"
-        raise AttentionError(f"attn_mask {got}; it must be a tensor that broadcasts to {(*lead, 'L', 'S')}")
+        shape = ", ".join(map(str, (*lead, "L", "S")))
+        raise AttentionError(f"attn_mask {got}; it must be a tensor (…, L, S) that broadcasts to ({shape})")
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise AttentionError(f"attn_mask has dtype {mask.dtype}; it must be bool, True being visible, or float")
     mask = _autocast(mask)
     mask = mask[(None,) * max(len(lead) + 2 - mask.ndim, 4 - mask.ndim)]
     if mask.ndim > 4:

@@ -167,13 +167,14 @@ def _is_plain(sequence: Sequence) -> bool:
 def _layout(sequence: Sequence) -> Hashable:
     """What identifies where the sequences of a batch are, but for the values of offsets, lengths and tables."""
     named = sequence.indices()
+    if torch.is_grad_enabled() and any(x.requires_grad for x in named.values()):
+        raise TypeError
     return (type(sequence), sequence.bounds(), *named, *[described(x) for x in named.values()])
 
 
 def _identify(call: Call) -> tuple[Hashable, MaskProgram | None, ScoreProgram | None]:
     """What identifies a call, and its programs; raises one of `_UNUSUAL` for values that have no such identity."""
     q, k, v, sinks, out, mask, score = call.q, call.k, call.v, call.sinks, call.out, call.mask, call.score
-    rope = call.sequence.q_rope
     # 1 == True, but one of them is no scale and the other no flag; the key would hold a tensor's identity, not its
     # number. What rules refuse for its negative bit has even strides, and no such tensor is remembered.
     scale = call.scale
@@ -185,7 +186,6 @@ def _identify(call: Call) -> tuple[Hashable, MaskProgram | None, ScoreProgram | 
         q.requires_grad
         or k.requires_grad
         or v.requires_grad
-        or (rope is not None and rope.requires_grad)
         or (sinks is not None and sinks.requires_grad)
         or (out is not None and out.requires_grad)
     ):

@@ -128,6 +128,9 @@ def _add_tile(job: Job, env: dict[str, Any], dx: Tensor, into: tuple[list[Adjoin
 
 def _add_at(total: Tensor, index: list[Any], part: Tensor) -> None:
     """total[index] += part [Hq, M, N], summed over what the index does not depend on; outside nothing is added."""
+    if not index:  # a number's tensor
+        total += part.sum()
+        return
     at = torch.broadcast_tensors(*(torch.as_tensor(i, device=part.device) for i in index))
     shape = (1,) * (part.ndim - at[0].ndim) + tuple(at[0].shape)
     part, at = part.sum_to_size(shape), [i.expand(shape) for i in at]
