@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeGuard
 
@@ -95,6 +96,12 @@ def _only_element(x: Any) -> object:
     if isinstance(x, Tensor) and (traced or not is_tensor(x) or x.ndim):
         return None
     return None if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled() else x.item()
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """A context in which products have the dtype of their operands, also within a region of torch.autocast."""
+    region = device.type != "meta" and torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if region else nullcontext()
 
 
 def kind_of(value: Any) -> str:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import Rules
-from warpattn.inputs import is_tensor, kind_of, tensor_fault
+from warpattn.inputs import is_tensor, kind_of, tensor_fault, without_autocast
 
 __all__ = ["EIGHT_BIT", "GRANULARITIES", "ROW_BLOCKS", "Hadamard", "Quantized", "check_quantize", "check_scale",
            "check_scale_values", "dequantized", "granularity", "quantize", "result_dtype", "saturated",
@@ -67,7 +67,8 @@ class Hadamard:
         _check_columns(rules, "x", x, "head_dim")
         rules.done()
         size = x.shape[-1] & -x.shape[-1]
-        return (x.float().unflatten(-1, (-1, size)) @ _hadamard_matrix(size, x.device)).flatten(-2)
+        with without_autocast(x.device):
+            return (x.float().unflatten(-1, (-1, size)) @ _hadamard_matrix(size, x.device)).flatten(-2)
 
 
 def _check_columns(rules: Rules, name: str, x: Tensor, *axes: str) -> bool:
