@@ -24,6 +24,7 @@ __all__ = ["BatchPrefillWithPagedKVCacheWrapper", "BatchPrefillWithRaggedKVCache
 REFUSED_BY_PLAN = {
     **dict.fromkeys(("prefix_len_ptr", "token_pos_in_items_ptr", "max_item_len_ptr"), "scoring of items is not served"),
     "token_pos_in_items_len": "scoring of items is not served",
+    "use_token_head_sf": "give scales of tokens and heads as k_scale and v_scale of warpattn.PagedKV",
 }
 HINTS_OF_PLAN = {
     "use_fp16_qk_reduction", "rope_scale", "rope_theta", "q_data_type", "kv_data_type", "non_blocking", "seq_lens",
@@ -39,7 +40,7 @@ PAGED_PLAN = (
     "rope_theta=None, q_data_type='float16', kv_data_type=None, o_data_type=None, non_blocking=True, "
     "prefix_len_ptr=None, token_pos_in_items_ptr=None, token_pos_in_items_len=0, max_item_len_ptr=None, "
     "seq_lens=None, seq_lens_q=None, block_tables=None, max_token_per_sequence=None, max_sequence_kv=None, "
-    "fixed_split_size=None, disable_split_kv=False, uniform_q_len=None"
+    "fixed_split_size=None, disable_split_kv=False, uniform_q_len=None, use_token_head_sf=False"
 )
 PAGED_FORWARD = (
     "self, q: 3, paged_kv_cache, causal=False, pos_encoding_mode='NONE', use_fp16_qk_reduction=False, k_scale=None, "
@@ -95,8 +96,9 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
     @drop_in(
         "self, float_workspace_buffer: tensor, kv_layout='NHD', use_cuda_graph=False, qo_indptr_buf=None, "
         "paged_kv_indptr_buf=None, paged_kv_indices_buf=None, paged_kv_last_page_len_buf=None, custom_mask_buf=None, "
-        "mask_indptr_buf=None, backend='auto', jit_args=None, jit_kwargs=None, variant_owns_mask=False",
-        hints={"backend", "variant_owns_mask"},
+        "mask_indptr_buf=None, backend='auto', jit_args=None, jit_kwargs=None, variant_owns_mask=False, "
+        "max_total_num_rows=None",
+        hints={"backend", "variant_owns_mask", "max_total_num_rows"},
     )
     def __init__(given: Any) -> None:
         """With `use_cuda_graph` the buffers say the largest batch: requests, and pages of all of them."""
@@ -168,9 +170,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         "rope_scale=None, rope_theta=None, q_data_type='float16', kv_data_type=None, o_data_type=None, "
         "non_blocking=True, prefix_len_ptr=None, token_pos_in_items_ptr=None, token_pos_in_items_len=0, "
         "max_item_len_ptr=None, fixed_split_size=None, disable_split_kv=False, seq_lens=None, seq_lens_q=None, "
-        "max_token_per_sequence=None, max_sequence_kv=None, v_indptr=None, o_indptr=None, uniform_q_len=None",
+        "max_token_per_sequence=None, max_sequence_kv=None, v_indptr=None, o_indptr=None, qo_indptr_cpu=None, "
+        "kv_indptr_cpu=None, uniform_q_len=None, use_token_head_sf=False",
         refused=REFUSED_BY_PLAN | {"v_indptr": "values follow kv_indptr", "o_indptr": "outputs follow qo_indptr"},
-        hints=HINTS_OF_PLAN | {"head_dim_vo"},
+        hints=HINTS_OF_PLAN | {"head_dim_vo", "qo_indptr_cpu", "kv_indptr_cpu"},
     )
     def plan(given: Any) -> None:
         """Where each request's queries and keys start."""
