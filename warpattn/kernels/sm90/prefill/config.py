@@ -107,7 +107,7 @@ class SM90Config(KeyTileSizes, EightBitSizes):
     """Tile sizes and resources of one compiled kernel.
 
     `consumers` warpgroups, each with 64 query rows, read the same key tiles of `block_n` keys from rings of `kv_stages`
-    slots. The Q ring has `q_stages` slots: with two, the next tile's queries arrive during this tile's work. `consumers`
+    slots. The Q ring has `q_stages` slots: with two, the next tile's queries arrive during this tile's work. Warpgroups
     stage their whole output in shared memory if `store_parts` is `v_parts`, else `store_parts[0]` columns at a time.
     """
 

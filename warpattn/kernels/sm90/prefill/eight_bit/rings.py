@@ -29,7 +29,7 @@ def stored_type(config):
 
 @gluon.aggregate
 class NarrowRing:
-    """A ring of 16-bit tiles as TMA fills it: 8-bit rows in each part's first half; a third barrier a slot: `loaded`."""
+    """A ring of 16-bit tiles as TMA fills it: 8-bit rows in each part's first half, and a third barrier (`loaded`)."""
 
     ring: gl.base_value  # StagedPipeline or FreeSlots
     config: gl.constexpr
