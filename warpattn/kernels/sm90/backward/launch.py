@@ -1,4 +1,4 @@
-"""The launches of a backward call on Hopper."""
+"""Makes the launches of a backward call on Hopper."""
 
 from __future__ import annotations
 
