@@ -1,1 +1,1 @@
-"""The backward on NVIDIA cards: all of it but the products of the main kernel."""
+"""The backward on NVIDIA GPUs, except the main kernel's matrix products, which each architecture has."""
