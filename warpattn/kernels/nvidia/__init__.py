@@ -1,1 +1,1 @@
-"""Device code and host values that kernels of all NVIDIA architectures share: rings, clipped TMA, backward kernels."""
+"""What kernels of all NVIDIA architectures share: rings, clipped TMA, backward kernels."""

@@ -1,4 +1,4 @@
-"""Named tuples that launches of NVIDIA kernels pass to them as arguments. Nothing here imports Triton."""
+"""Named tuples that launches of NVIDIA kernels pass to them as arguments. This file imports no Triton."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class UsedRows(NamedTuple):
 
 
 class StridedArgs(NamedTuple):
-    """A (batch, token, head) array in global memory, and its strides."""
+    """A (batch, token, head) array in memory, and its strides."""
 
     pointer: Any
     batch: Int64

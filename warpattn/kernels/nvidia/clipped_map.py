@@ -16,7 +16,7 @@ WRAP = 1 << 34  # elements; times ROWS it is a multiple of 2**64 bytes
 
 
 class ClippedMap(NamedTuple):
-    """The kernel argument from which a `ClippedRows` or `ClippedColumns` is made."""
+    """The kernel argument for a `ClippedRows` or `ClippedColumns`."""
 
     map: Any  # a tuple of maps for a `ClippedColumns`
     step: Any  # offsets from one start to the next, int32

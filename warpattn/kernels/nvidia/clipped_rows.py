@@ -30,14 +30,14 @@ class ClippedRows:
 
     @gluon.jit
     def load(self, start, length, row, head, full, smem, column: gl.constexpr = 0):
-        """Starts loading rows from `row` on, columns from `column` on, of the sequence at `start`; zeros from row
+        """Loads rows from `row` on, columns from `column` on, of the sequence at `start`; zeros from row
         `length` on."""
         offset = start * self.step + length * self.unit
         tma.async_load(self.desc, [FAR, offset, FAR - length + row, head, column], full, smem)
 
     @gluon.jit
     def store(self, start, length, row, head, column: gl.constexpr, smem):
-        """Starts storing `smem` to rows from `row` on; rows from `length` on keep their values."""
+        """Stores `smem` to rows from `row` on; rows from `length` on keep their values."""
         offset = start * self.step + length * self.unit
         tma.async_store(self.desc, [FAR, offset, FAR - length + row, head, column], smem)
 
@@ -53,7 +53,7 @@ class ClippedColumns:
 
     @gluon.jit
     def load(self, start, length, row, head, full, smem):
-        """Starts loading rows from `row` on of the sequence at `start` into a tile's parts; zeros from `length` on."""
+        """Loads rows from `row` on of the sequence at `start` into a tile's parts; zeros from `length` on."""
         offset = start * self.step + length * self.unit
         column = self.column
         for part in gl.static_range(len(smem)):
@@ -62,7 +62,7 @@ class ClippedColumns:
 
     @gluon.jit
     def store(self, start, length, row, head, column, smem):
-        """Starts storing a tile's parts to rows from `row` on, columns from `column` on; rows from `length` on stay."""
+        """Stores a tile's parts to rows from `row` on, columns from `column` on; rows from `length` on stay."""
         offset = start * self.step + length * self.unit
         column += self.column
         for part in gl.static_range(len(smem)):

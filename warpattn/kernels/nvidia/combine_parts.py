@@ -73,5 +73,5 @@ def rows_of(shape, only):
 
 
 def combine_source(args: Mapping[str, Any], config: CombineTile, has_sinks: bool, has_lse: bool) -> GluonASTSource:
-    """The source of the kernel for a launch with `args`."""
+    """The kernel's source for a launch with `args`."""
     return kernel_source(combine_kernel, args, {"config": config, "has_sinks": has_sinks, "has_lse": has_lse})

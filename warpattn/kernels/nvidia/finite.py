@@ -12,7 +12,7 @@ TURN_BYTES = 16 * 128  # bytes of a tile that four warps access at once
 
 @gluon.constexpr_function
 def run_layout(columns, run):
-    """Register layout of a tile's rows in a warpgroup, `run` contiguous elements a thread."""
+    """Registers of a tile's rows in a warpgroup, `run` contiguous elements a thread."""
     lanes = min(columns // run, 32)
     return gl.BlockedLayout([1, run], [32 // lanes, lanes], [4, 1], [1, 0])
 
@@ -61,7 +61,7 @@ def bound_nonfinite(tile):
 
 @gluon.jit
 def replace_nonfinite(tile, magnitudes: gl.constexpr):
-    """Replaces what is not finite in a 16-bit tile by one of the two `magnitudes` packed in 32 bits."""
+    """Replaces what is not finite in a 16-bit tile by two `magnitudes`, in 32 bits."""
     threads = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
     gl.inline_asm(replace_asm(tile.shape[0] * tile.shape[1], tile.dtype, magnitudes), "r,r", [tile, threads])
     fence_async_shared()

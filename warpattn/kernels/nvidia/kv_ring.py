@@ -180,7 +180,7 @@ class KVConsumerPipeline:
 
     @gluon.jit
     def release_k(self, state, mma_stage: gl.constexpr = 0):
-        """Releases the K tile once the products issued so far are done; returns the state of the next slot."""
+        """Releases the K tile once the products issued so far are done; returns the next slot's state."""
         self.kv_pipeline.consumer_release(state.ring, mma_stage)
         return KVConsumerState(state.ring.step(), state.v_release_index)
 

@@ -1,4 +1,4 @@
-"""Columns of latent attention's keys [latent | rotary]; latents are also the values. Nothing here imports Triton."""
+"""Columns of latent attention's keys [latent | rotary]; latents are also the values. This file imports no Triton."""
 
 
 class LatentSizes:

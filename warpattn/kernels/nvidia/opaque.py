@@ -6,5 +6,5 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def hide_from_compiler(x):
-    """`x` as int32, whose value the compiler does not know."""
+    """`x` as int32, hidden from the compiler."""
     return gl.inline_asm("mov.u32 $0, $1;", "=r,r", [gl.to_tensor(x)], gl.int32)

@@ -114,7 +114,7 @@ class StagedPipeline:
 
 @gluon.constexpr_function
 def empty_arrivals(topology, name):
-    """Number of arrivals that complete an empty barrier of the topology's edge `name`."""
+    """Arrivals that complete an empty barrier of edge `name`."""
     return topology.empty_arrivals(name)
 
 
@@ -151,7 +151,7 @@ def make_tiles(
     count: gl.constexpr, rows: gl.constexpr, cols: gl.constexpr, dtype: gl.constexpr, clipped: gl.constexpr,
     packed: gl.constexpr = 1,
 ):  # fmt: skip
-    """Allocates shared memory for `count` tiles."""
+    """Shared memory for `count` tiles."""
     box: gl.constexpr = tile_box(rows, cols, clipped, packed)
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(box, dtype)
     return gl.allocate_shared_memory(dtype, stacked(count, box), layout)

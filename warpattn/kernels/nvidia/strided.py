@@ -1,4 +1,4 @@
-"""An array in global memory that threads address by its strides, without TMA."""
+"""An array in memory that threads address by its strides, without TMA."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -6,7 +6,7 @@ from triton.experimental.gluon import language as gl
 
 @gluon.aggregate
 class Strided:
-    """A (batch, token, head) array in global memory whose entries are rows or numbers; strides in `unit` elements."""
+    """A (batch, token, head) array in memory whose entries are rows or numbers; strides in `unit` elements."""
 
     pointer: gl.tensor
     batch: gl.tensor

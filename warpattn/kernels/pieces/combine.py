@@ -37,7 +37,7 @@ class Partials:
 
 @gluon.aggregate
 class EqualParts:
-    """The parts of a row where all rows have the same number: part i is in slot `first` + i · `step`."""
+    """Rows with the same number of parts: part i is in slot `first` + i · `step`."""
 
     first: gl.tensor
     step: gl.tensor
@@ -101,13 +101,13 @@ def combine_block(cols, most=32, warps=4):
 
 @gluon.constexpr_function
 def combine_layout(cols, most=32, warps=4):
-    """Register layout of the [parts, rows, cols] partial outputs of `combine_block`."""
+    """Registers of the [parts, rows, cols] partial outputs of `combine_block`."""
     return parts_layout(CombineTile(cols, most, warps))
 
 
 @gluon.constexpr_function
 def parts_layout(tile):
-    """Register layout of the [parts, rows, cols] partial outputs of a `CombineTile`."""
+    """Registers of the [parts, rows, cols] partial outputs of a `CombineTile`."""
     elements = [tile.lane_parts, tile.lane_rows, COLUMNS_PER_LANE]
     warps = [tile.part_warps, tile.warps // tile.part_warps, 1]
     return gl.BlockedLayout(elements, [1, tile.rows_per_warp, tile.lanes_per_row], warps, [2, 1, 0])

@@ -99,7 +99,7 @@ def scaled_rows(config, operand):
 
 @gluon.aggregate
 class OfTokens:
-    """A value for the scales of K's tokens and one for those of V's; () where there are no such scales."""
+    """What belongs to scales of K's and of V's tokens; () without."""
 
     k: gl.base_value
     v: gl.base_value

@@ -50,7 +50,7 @@ class Work:
 
     @gluon.jit
     def place(self, tile, tokens: gl.constexpr):
-        """A non-negative int32 that identifies a tile, see `tile_at`."""
+        """A non-negative int32 that names a tile."""
         return (tile.b * self.heads_q + tile.h) * self.m_tiles + tile.row // tokens
 
     @gluon.jit

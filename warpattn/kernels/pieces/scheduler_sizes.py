@@ -1,4 +1,4 @@
-"""Sizes that tile schedulers, launches and configs share. Nothing here imports Triton."""
+"""Sizes that tile schedulers, launches and configs share. This file imports no Triton."""
 
 from typing import Any, NamedTuple
 

@@ -114,7 +114,7 @@ class SplitWork(Work):
 
     @gluon.jit
     def tile(self, number, tokens: gl.constexpr):
-        """The part with this `number` among the parts of all tiles."""
+        """Part `number` among those of all tiles."""
         of_tile = number // self.splits
         tile = decode_tile(of_tile, self, tokens, number < self.total())
         return self.part(tile.b, tile.h, tile.row, number - of_tile * self.splits)
@@ -126,7 +126,7 @@ class SplitWork(Work):
 
     @gluon.jit
     def place(self, tile, tokens: gl.constexpr):
-        """A non-negative int32 that identifies a part, see `tile_at`."""
+        """A non-negative int32 that names a part."""
         of_tile = (tile.b * self.heads_q + tile.h) * self.m_tiles + tile.row // tokens
         return of_tile * self.splits + tile.split
 

@@ -67,7 +67,7 @@ class VarlenScheduler:
 
     @gluon.jit
     def place(self, tile, tokens: gl.constexpr):
-        """A non-negative int32 that identifies a tile, see `tile_at`."""
+        """A non-negative int32 that names a tile."""
         return tile.number
 
     @gluon.jit

@@ -73,7 +73,7 @@ def _counted(bounds: Bounds, keys: int) -> SpanTiles:
 
 
 def _evaluate(mask: Any, symbols: dict[str, Any]) -> list[Any]:
-    """Evaluates the span of a mask's program, given by its key; returns the bounds."""
+    """The bounds of the span of a mask's program, given by its key."""
     code, outputs, _ = cast("tuple[tuple, tuple, tuple]", mask)
     needed, values = set(outputs[SPAN]), {}
     for number in reversed(range(len(code))):  # operands have lower numbers

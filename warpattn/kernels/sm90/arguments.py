@@ -1,5 +1,5 @@
 """Named tuples that launches pass to the Hopper kernels as arguments, and sizes that host and kernels share. Kernels
-read the fields by name. Nothing here imports Triton."""
+read the fields by name. This file imports no Triton."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CopySource(NamedTuple):
 
 
 class CopyIndex(NamedTuple):
-    """Where copies/kernel.py finds the keys of a paged cache; all None and 0 without pages."""
+    """Where copies/kernel.py finds keys; empty without pages."""
 
     table: Any  # int32* (batch, row of `table_stride`)
     table_stride: Int64
@@ -77,7 +77,7 @@ class PrefillShape(NamedTuple):
 
 
 class SplitShape(NamedTuple):
-    """`PrefillShape` with split-KV: several CTAs share the keys of a query tile."""
+    """`PrefillShape` with split-KV."""
 
     seq_q: Any
     seq_k: Any

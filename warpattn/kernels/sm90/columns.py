@@ -20,7 +20,7 @@ from .layouts import accumulator_layout
 
 @gluon.aggregate
 class Columns:
-    """Tiles in parts, with the `index` of a single shared-memory descriptor."""
+    """Tiles in parts, indexed as one descriptor."""
 
     parts: gl.tuple  # each [tiles, ..., columns of the part]
 
@@ -38,7 +38,7 @@ def make_columns(
     count: gl.constexpr, rows: gl.constexpr, widths: gl.constexpr, dtype: gl.constexpr, clipped: gl.constexpr,
     packed: gl.constexpr = 1,
 ):  # fmt: skip
-    """Allocates shared memory for `count` tiles whose parts have `widths` columns."""
+    """Shared memory for `count` tiles in parts of `widths` columns."""
     parts = ()
     for part in gl.static_range(len(widths)):
         parts += (make_tiles(count, rows, widths[part], dtype, clipped, packed),)
@@ -47,7 +47,7 @@ def make_columns(
 
 @gluon.jit
 def as_matrices(tile, rows: gl.constexpr, widths: gl.constexpr):
-    """The parts of a tile as matrices [rows, columns], without the TMA box's dimensions of size 1."""
+    """The parts of a tile as [rows, columns], without the box's dimensions of size 1."""
     parts = ()
     for part in gl.static_range(len(widths)):
         parts += (tile[part].reshape([rows, widths[part]]),)
@@ -71,7 +71,7 @@ def columns_of(tile, widths: gl.constexpr, part: gl.constexpr):
 
 @gluon.jit
 def zero_columns(rows: gl.constexpr, widths: gl.constexpr, depth: gl.constexpr = 16):
-    """Zero fp32 accumulators [rows, width], one for each part."""
+    """Zero accumulators, one for each part."""
     parts = ()
     for part in gl.static_range(len(widths)):
         parts += (gl.zeros([rows, widths[part]], gl.float32, accumulator_layout(widths[part], depth)),)
@@ -91,7 +91,7 @@ def wait_columns(outstanding: gl.constexpr, pending, pairs):
 
 @gluon.jit
 def rescale_columns(o, alpha):
-    """Multiplies every part of O [M, columns] by alpha [M, 4] (one value for each of a row's four lanes)."""
+    """Multiplies every part of O [M, columns] by alpha [M, 4]."""
     parts = ()
     for part in gl.static_range(len(o)):
         parts += (rescale(o[part], alpha),)

@@ -27,7 +27,7 @@ LARGEST_LIFTED = gl.constexpr(8388608.0)  # as LARGEST, but rounded by at most a
 
 @gluon.jit
 def exact_start(s, c, lift: gl.constexpr = 0.0):
-    """`softmax_start` whose reference is the row maximum, `exactly_lowered`."""
+    """`softmax_start` with an `exactly_lowered` reference."""
     quads = as_quads(s)
     m = exactly_lowered(quad_max(lane_max(quads)), c, lift)
     quads, mc = differences(quads, m, c, lift)

@@ -43,6 +43,6 @@ def take_nonfinite(tile, number, columns):
 
 @gluon.jit
 def nonfinite_value(kind):
-    """The fp32 values (0, infinities, NaN) of kinds that `take_nonfinite` returned."""
+    """The fp32 values of kinds that `take_nonfinite` returned."""
     infinite = kind.to(gl.float32) * float("inf")
     return gl.where(kind == 0, 0.0, gl.where(kind == 2, float("nan"), infinite))

@@ -14,13 +14,13 @@ def tile_layout(rows, cols, dtype):
 
 @gluon.constexpr_function
 def accumulator_layout(cols, depth=16, warps=4):
-    """Register layout of a [16 n · warps, cols] wgmma accumulator; `depth`: wgmma's k, 32 bytes of elements."""
+    """Registers of a [16 n · warps, cols] wgmma accumulator; `depth`: wgmma's k, 32 bytes of elements."""
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[warps, 1], instr_shape=[16, cols, depth])
 
 
 @gluon.constexpr_function
 def operand_layout(cols, depth=16):
-    """Register layout of a [64, cols] left operand; an accumulator converts to it without moving data."""
+    """Registers of a [64, cols] left operand; an accumulator converts to it without moving data."""
     return gl.DotOperandLayout(0, accumulator_layout(cols, depth), depth // 8)
 
 

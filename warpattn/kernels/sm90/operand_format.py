@@ -1,4 +1,4 @@
-"""Dtypes and head dims of a Hopper kernel, as one field of its configuration. Nothing in this file imports Triton."""
+"""Dtypes and head dims of a Hopper kernel, as one field of its configuration. This file imports no Triton."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from warpattn.problem.scales import EightBit
 
 @dataclass(frozen=True)
 class OperandFormat:
-    """Dtypes and head dims of a kernel's operands and output."""
+    """Dtypes and head dims of a kernel."""
 
     element: Element  # of the wgmma operands; also of the output, unless `out_element` is given
     dim_qk: int

@@ -74,7 +74,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
 def list_launches(
     checked: CheckedCall, x: Operands, sequence: PagedRagged, choice: Choice
 ) -> tuple[Launch, ...]:
-    """The launches of prefill and then those of decode; of one kernel only, if the other is ruled out."""
+    """The launches of prefill, then those of decode, unless ruled out."""
     config: PagedRaggedConfig = choice.config
     launches: tuple[Launch, ...] = ()
     if config.many is not None:

@@ -1,4 +1,4 @@
-"""Chooses the Hopper kernel of a problem and lists the launches of a call; runtime/launches.py calls it."""
+"""Chooses the Hopper kernel of a problem and lists the launches of a call."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options
 
 
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
-    """Chooses kernel and configuration for a problem; KeyError if `options.candidate` is not one of its candidates."""
+    """Chooses kernel and configuration for a problem; KeyError for an unknown `options.candidate`."""
     if options.candidate not in (None, BUILT_IN):
         return candidates(problem, target)[options.candidate]
     if problem.kind == "paged-ragged":

@@ -24,7 +24,7 @@ def attention_source(
     kernel: Any, args: Mapping[str, Any], config: Any, features: Features, maps: Mapping[str, Any],
     aligned: tuple[str, ...] = (), more: Mapping[str, Any] = MappingProxyType({}),
 ) -> GluonASTSource:  # fmt: skip
-    """The source of a launch's kernel. `maps`: types of its tensor maps by argument path; `aligned`: paths of pointers
+    """Source of a launch's kernel. `maps`: types of its tensor maps by argument path; `aligned`: paths of pointers
     that are multiples of 16 bytes; `more`: further constants."""
     mask, score, has_sinks, has_lse, split_keys = features
     functions = modifier_functions(mask, score, folds=True, split_keys=split_keys)

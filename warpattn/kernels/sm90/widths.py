@@ -42,7 +42,7 @@ def split_values(dim: int) -> tuple[int, ...]:
 
 @cache
 def value_blocks(dim_v: int) -> tuple[int, ...]:
-    """First columns of the blocks of values, each of which has its own launch and `block_columns(dim_v)` columns."""
+    """First columns of the blocks of `block_columns(dim_v)` values that launches have."""
     return (0,) if dim_v <= MOST_VALUES else (0, dim_v - block_columns(dim_v))
 
 
@@ -54,6 +54,6 @@ def block_columns(dim_v: int) -> int:
 
 @cache
 def block_words(dim_v: int) -> tuple[str, ...]:
-    """The reason, for a plan, why values have several launches; () if they have one."""
+    """Why values have several launches; () if they have one."""
     count, columns = len(value_blocks(dim_v)), block_columns(dim_v)
     return (f"values of > {MOST_VALUES} columns: {count} launches of {columns}, each with all scores",) * (count > 1)

@@ -1,1 +1,1 @@
-"""The backward on NVIDIA GPUs, except the main kernel's matrix products, which each architecture has."""
+"""The backward on NVIDIA GPUs, except an architecture's matrix products."""

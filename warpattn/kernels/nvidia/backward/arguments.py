@@ -1,5 +1,5 @@
 """Named tuples that launches of a backward pass to its kernels, which read fields by name, and sizes that all of them
-share. Nothing here imports Triton."""
+share. This file imports no Triton."""
 
 from __future__ import annotations
 

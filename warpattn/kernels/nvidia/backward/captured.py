@@ -117,7 +117,7 @@ def own_rows(shape, cu_q, cu_k, config: gl.constexpr):
 
 @gluon.jit
 def load_rows(reads, statistics, rows, mods, scale, shape, products: gl.constexpr, config: gl.constexpr):
-    """Copies Q and dout to shared memory; returns the `Captured` of the CTA."""
+    """Copies Q and dout to shared memory; returns a `Captured`."""
     q_smem, do_smem = allocate(config.whole_qk, config), allocate(config.whole_v, config)
     copy_rows(reads[0], q_smem, rows.b, rows.h, rows.q_start, rows.row, rows.seq_q, config.dim_qk)
     copy_rows(reads[3], do_smem, rows.b, rows.h, rows.q_start, rows.row, rows.seq_q, config.dim_v)
@@ -152,7 +152,7 @@ def weigh(ctx, key, number):
 
 @gluon.jit
 def add_adjoint(ctx, adjoint: gl.constexpr, pointer, s, dx, key):
-    """Adds a tile's part of the gradient of one captured tensor; `adjoint` is an `AdjointFunctions`."""
+    """Adds a tile's part of one gradient; `adjoint` is an `AdjointFunctions`."""
     rows, args = ctx.rows, ctx.mods.score_args
     layout: gl.constexpr = ctx.products.layout
     q, k = positions(ctx, key)
@@ -208,7 +208,7 @@ def positions(ctx, key):
 
 @gluon.jit
 def allocate(cols: gl.constexpr, config: gl.constexpr):
-    """Allocates shared memory for a tile [TILE, cols] that products read."""
+    """Shared memory for a tile [TILE, cols] that products read."""
     dtype: gl.constexpr = element_type(config.element)
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, cols], dtype)
     return gl.allocate_shared_memory(dtype, [TILE, cols], layout)
@@ -227,6 +227,6 @@ def copy_rows(x, smem, b, h, start, row, length, dim: gl.constexpr):
 
 @gluon.constexpr_function
 def copy_layout(cols):
-    """Register layout of a [TILE, cols] tile: 8 elements of a row a thread."""
+    """Registers of a [TILE, cols] tile: 8 elements of a row a thread."""
     lanes = min(32, cols // 8)
     return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])

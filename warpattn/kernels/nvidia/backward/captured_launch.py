@@ -1,4 +1,4 @@
-"""Makes the launch that computes gradients of tensors that a score captures."""
+"""The launch that computes gradients of tensors that a score captures."""
 
 from __future__ import annotations
 

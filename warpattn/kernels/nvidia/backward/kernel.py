@@ -1,4 +1,4 @@
-"""The main kernel of a backward on NVIDIA GPUs; it prepares tensors and work, and runs an architecture's roles."""
+"""The main kernel of a backward on NVIDIA GPUs, which runs an architecture's roles."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -1,4 +1,4 @@
-"""Makes the launches of a backward call, with every argument by name: for packed sequences the list of key tiles; then
+"""The launches of a backward call, with every argument by name: for packed sequences the list of key tiles; then
 prepare, the main kernel, and finish. With PDL, the last two start when the preceding one ends, without launch latency.
 """
 
@@ -111,7 +111,7 @@ def _call(
 
 
 def _key_tiles(call: BackwardCall) -> Launch:
-    """The launch that writes `sequences.tiles`."""
+    """Launch that writes `sequences.tiles`."""
     config, sequences = call.choice.config, call.sequences
     order = call.choice.order
     args = {
@@ -128,7 +128,7 @@ def _key_tiles(call: BackwardCall) -> Launch:
 
 
 def _prepare(call: BackwardCall) -> Launch:
-    """The launch that writes `made`."""
+    """Launch that writes `made`."""
     x, config, forward = call.x, call.choice.config, call.checked.forward
     has_dlse, has_sinks = x.dlse is not None, x.dsinks is not None
     args = {
@@ -147,7 +147,7 @@ def _prepare(call: BackwardCall) -> Launch:
 
 
 def _main(call: BackwardCall) -> Launch:
-    """The launch that writes dk and dv, and adds to `made.dq`."""
+    """Launch that writes dk and dv, and adds to `made.dq`."""
     checked, choice, made = call.checked, call.choice, call.made
     problem, config = checked.forward.problem, choice.config
     modifiers = BackwardPrograms(*programs(checked.forward), checked.slope)
@@ -179,7 +179,7 @@ def _main(call: BackwardCall) -> Launch:
 
 
 def _finish(call: BackwardCall) -> Launch:
-    """The launch that writes dq and dsinks from `made`."""
+    """Launch that writes dq and dsinks from `made`."""
     x, config = call.x, call.choice.config
     has_sinks = x.dsinks is not None
     args = {

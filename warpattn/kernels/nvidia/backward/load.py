@@ -59,7 +59,7 @@ def load_role(ctx):
 
 @gluon.jit
 def load_tiles(ctx, state, key_state, number):
-    """Loads K and V of a key tile, and every query tile that sees its keys; returns the state of the next slot."""
+    """Loads K and V of a key tile, and every query tile that sees its keys; returns the next slot's state."""
     search, visit = next_visit(ctx, first_search(ctx, number), number)
     visit = at_least_one(visit)
     pending = gl.to_tensor(True)
@@ -107,7 +107,7 @@ def announce_end(ctx, state):
 
 @gluon.jit
 def load_keys(ctx, source, ring, visit, cols: gl.constexpr):
-    """Starts loading the CTA's K or V, `cols` columns, in parts."""
+    """Loads the CTA's K or V, `cols` columns, in parts."""
     keys = ctx.keys
     full = ring.full(0)
     mbarrier.expect(full, ctx.config.key_bytes(cols))
@@ -122,7 +122,7 @@ def load_keys(ctx, source, ring, visit, cols: gl.constexpr):
 
 @gluon.jit
 def load_rows(ctx, sources, ring, numbers, state, visit):
-    """Starts loading a tile of Q or dO and a number for each row (shift or delta) into the next slot."""
+    """Loads a tile of Q or dO, and its shift or delta, into the next slot."""
     keys = ctx.keys
     full = ring.producer_acquire(state)
     cols: gl.constexpr = ring.smem.shape[-1]
@@ -240,7 +240,7 @@ def tile_at(ctx, origin, h, number):
 @gluon.jit
 def first_row(ctx, tile):
     """First row of query tile number `tile` of a head in this CTA's order, which begins beside its own keys, so that
-    CTAs that run at the same time add to different rows of dQ."""
+    CTAs that run at once add to different rows of dQ."""
     tiles = query_tiles(ctx)
     if ctx.config.rotate:
         tile = tile + first_tile(ctx)
@@ -294,5 +294,5 @@ def key_tiles(ctx):
 
 @gluon.constexpr_function
 def lane_layout():
-    """The register layout with one query tile per lane of the warp."""
+    """The layout with one query tile per lane."""
     return gl.BlockedLayout([1], [32], [1], [0])

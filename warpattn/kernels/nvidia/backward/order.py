@@ -1,6 +1,6 @@
-"""The order in which CTAs of a backward take key tiles, and the `Choice` that follows from it.
+"""The order in which CTAs of a backward take key tiles.
 
-Nothing in this file imports Triton.
+This file imports no Triton.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class RowBlock:
 
 @gluon.constexpr_function
 def row_layout(cols):
-    """Register layout of a [ROWS, cols] tile: 8 elements of a row a thread."""
+    """Registers of a [ROWS, cols] tile: 8 elements of a row a thread."""
     lanes = min(32, cols // 8)
     return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
 

@@ -1,6 +1,6 @@
 """`BackwardTiles`: the fields that configurations of all backward kernels share, and how a problem decides them.
 
-Nothing in this file imports Triton.
+This file imports no Triton.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class BackwardTiles(ABC):
 
     @cached_property
     def dq_copies(self) -> int:
-        """Number of sums of each dQ tile, among which deterministic CTAs are divided; `finish` adds them up."""
+        """Sums of each dQ tile, which divide deterministic CTAs; `finish` adds them up."""
         return 1
 
     @cached_property
@@ -79,7 +79,7 @@ class BackwardTiles(ABC):
 
     @cached_property
     def wide(self) -> bool:
-        """Whether a head dim is above 128, so that dK and dV of 128 keys may be too much for a CTA."""
+        """Whether a head dim is above 128, perhaps too wide for 128 keys a CTA."""
         return max(self.dim_qk, self.dim_v) > 128
 
     @cached_property
@@ -115,7 +115,7 @@ class BackwardTiles(ABC):
         return self.element.bytes * self.block_n * cols
 
     def row_bytes(self, cols: int) -> int:
-        """Bytes of a tile of Q or dO with `cols` columns and an fp32 number for each row."""
+        """Bytes of a tile of Q or dO, and a number for each row."""
         return (self.element.bytes * cols + 4) * self.block_m
 
 

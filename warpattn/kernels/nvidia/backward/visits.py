@@ -25,18 +25,18 @@ class DenseRows:
 
     @gluon.jit
     def load(self, start, length, row, head, full, smem, column: gl.constexpr = 0):
-        """Starts loading rows from `row` on, columns from `column` on, into shared memory; zeros past the end."""
+        """Loads rows from `row` on, columns from `column` on; zeros past the end."""
         tma.async_load(self.desc, [start, row, head, column], full, smem)
 
     @gluon.jit
     def store(self, start, length, row, head, column: gl.constexpr, smem):
-        """Starts storing `smem` to rows from `row` on; nothing is written past the end."""
+        """Stores `smem` to rows from `row` on; nothing is written past the end."""
         tma.async_store(self.desc, [start, row, head, column], smem)
 
 
 @gluon.aggregate
 class Tensors:
-    """Operands in global memory, each a `DenseRows` or `ClippedRows`, and the kernels' own buffers."""
+    """Operands in memory, each a `DenseRows` or `ClippedRows`, and the kernels' own buffers."""
 
     q: gl.base_value
     k: gl.base_value
@@ -85,7 +85,7 @@ class Work:
 
     @gluon.jit
     def head_and_tile(self, number):
-        """(key head among those of all batch entries, key tile in the head) of a key tile's number."""
+        """(key head of all batch entries, key tile in it) of a number."""
         first = number // (self.section * self.tiles) * self.section
         heads = gl.minimum(self.section, self.heads - first)
         rest = number - first * self.tiles
@@ -229,7 +229,7 @@ def ragged_keys(work, number, config: gl.constexpr):
 
 @gluon.jit
 def padded_start(start, b):
-    """The row at which packed sequence b, whose first query is row `start`, begins in the kernels' own numbers."""
+    """Where packed sequence b, whose first query is `start`, begins in the kernels' own numbers."""
     return (start + b * PADDING) // PADDING * PADDING
 
 
@@ -264,14 +264,14 @@ def no_visit(ctx):
 
 @gluon.jit
 def first_visit(ctx, ring, state, visit_state):
-    """Waits for the role's ring and returns the first visit of its first key tile."""
+    """Waits for the first visit of the role's first key tile."""
     ring.consumer_wait(state)
     return read_visit(ctx, visit_state)
 
 
 @gluon.jit
 def following_visit(ctx, ring, state, visit_state):
-    """Waits for the role's ring and returns the first visit of its next key tile, or `no_visit`."""
+    """Waits for the first visit of the next key tile, or `no_visit`."""
     if ctx.config.persistent:
         return first_visit(ctx, ring, state, visit_state)
     else:

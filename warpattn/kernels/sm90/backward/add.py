@@ -74,7 +74,7 @@ def end_additions(ctx, state, added, wg: gl.constexpr):
 
 @gluon.jit
 def put_added(ctx, state, added, wg: gl.constexpr):
-    """Sends a tile to `pass`; the first warpgroup writes the slot, and both arrive on its full barrier."""
+    """Sends a tile to `pass`; the first warpgroup writes the slot, both fill it."""
     ring = ctx.rings.ordered.added
     ring.producer_acquire(PipelineState(state.index, state.phase ^ 1, STAGES))
     if wg == 0:
@@ -105,7 +105,7 @@ def start_part(ctx, state, part):
 
 @gluon.jit
 def add_columns(ctx, dq, visit, part, wg: gl.constexpr):
-    """Adds a part of dQ by TMA through the warpgroup's buffer, once TMA has read its previous contents."""
+    """Adds a part of dQ by TMA through the warpgroup's buffer, once TMA has read what it held."""
     config: gl.constexpr = ctx.config
     smem = ctx.rings.dq.index(wg)
     tma.store_wait(0)

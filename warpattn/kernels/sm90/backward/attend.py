@@ -158,7 +158,7 @@ def wait_finite(ctx, ring, held, state, wg: gl.constexpr, replace: gl.constexpr)
 
 @gluon.jit
 def start_tile(ctx, sums, weights, state, wg: gl.constexpr):
-    """Computes dV, dP and dS of a tile and starts dK. Returns (dK, which may be read after a wait; dV; packed dS)."""
+    """Computes dV and dS of a tile, starts dK; returns (dK, to be waited for; dV; packed dS)."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     rings.do.consumer_wait(state)
@@ -203,7 +203,7 @@ def wait_value_scores(dp, dv, p):
 
 @gluon.jit
 def hand_over(ctx, ds, state, wg: gl.constexpr):
-    """Stores dS of a tile in its ring, for whoever adds dQ (`reduce`, or both warpgroups)."""
+    """Hands dS of a tile to the roles that add dQ."""
     rings = ctx.rings
     rings.ds.producer_acquire(PipelineState(state.index, state.phase ^ 1, STAGES))
     rings.ds.tile(state, wg).store(tile_of(ds, ctx.config))
@@ -256,13 +256,13 @@ def chain_widths(config, widths, padded):
 
 @gluon.constexpr_function
 def score_products(config):
-    """Number of products that `start_scores` starts."""
+    """Products that `start_scores` starts."""
     return len(chain_widths(config, config.widths_qk, config.padded_qk))
 
 
 @gluon.constexpr_function
 def value_score_products(config):
-    """Number of products that `start_value_scores` starts."""
+    """Products that `start_value_scores` starts."""
     return len(chain_widths(config, config.widths_v, config.padded_v))
 
 
@@ -323,7 +323,7 @@ def opaque_zero(state):
 
 @gluon.jit
 def row_numbers(ctx, numbers, state):
-    """Loads the numbers [M] of a slot's queries and broadcasts them to every row of a [64, M] accumulator."""
+    """Loads the numbers [M] of a slot's queries to every row of a [64, M] accumulator."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = accumulator_layout(config.block_m)
     row = numbers.index(state.index).reshape([config.block_m]).load(gl.SliceLayout(0, layout))

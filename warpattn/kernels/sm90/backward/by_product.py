@@ -127,7 +127,7 @@ def derive_role(ctx):
 
 @gluon.jit
 def start_keys(ctx, dp, dk, state, ds_state):
-    """Hands dS of a tile to `reduce`, starts dK += dS · Q. Returns (dK, which may be read after a wait; packed dS)."""
+    """Hands dS of a tile to `reduce`, starts dK += dS · Q; returns (dK, to be waited for; packed dS)."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     rings.p.consumer_wait(ds_state)

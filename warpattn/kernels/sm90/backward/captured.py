@@ -10,7 +10,7 @@ from ..layouts import accumulator_layout
 
 @gluon.jit
 def no_memory():
-    """Allocates nothing: results of wgmma are in registers."""
+    """Allocates nothing: results are in registers."""
     return gl.to_tensor(0)
 
 

@@ -1,11 +1,11 @@
 """BackwardConfig: tiles, rings and registers of the Hopper backward kernel, and its choice for a problem.
 
-Nothing in this file imports Triton. A CTA owns 128 keys of a key head, loops over the query tiles that see them, and
+This file imports no Triton. A CTA owns 128 keys of a key head, loops over query tiles that see them, and
 goes on with other keys:
 
     load       ── Q, row maxima ─▶ Q ring ──┬─▶ attend 0   keys  0.. 63: S, P, dP, dS; dV and dK stay in registers
                ── dO, row sums ──▶ dO ring ─┴─▶ attend 1   keys 64..127
-    attend 0, 1 ── dS ─▶ dS ring ─▶ reduce    dQ = dS · K, added to fp32 in global memory by TMA
+    attend 0, 1 ── dS ─▶ dS ring ─▶ reduce    dQ = dS · K, added to fp32 in memory by TMA
 
 Above head dim 128 one warpgroup has no registers for both dK and dV of 64 keys, so a CTA owns 64 keys and each
 warpgroup one of the two gradients:
@@ -71,7 +71,7 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def by_product(self) -> bool:
-        """Whether the two warpgroups have the same keys and compute different products (by_product.py)."""
+        """Whether warpgroups share keys and differ in products (by_product.py)."""
         return self.wide and not self.attend_adds
 
     @cached_property
@@ -107,12 +107,12 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def key_parts(self) -> int:
-        """Parts into which the warpgroups divide the keys."""
+        """Warpgroups that divide the keys."""
         return 1 if self.by_product else CONSUMERS
 
     @cached_property
     def ds_stages(self) -> int:
-        """Slots of the dS ring; also the most buffers of dQ for `reduce`."""
+        """Slots of the dS ring."""
         return 1 if self.by_product else STAGES
 
     @cached_property
@@ -129,7 +129,7 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def attending(self) -> tuple[str, ...]:
-        """The roles of the consumer warpgroups that compute dK and dV."""
+        """The roles that compute dK and dV."""
         return ("weigh", "derive") if self.by_product else tuple(f"attend {wg}" for wg in range(CONSUMERS))
 
     @cached_property
@@ -182,7 +182,7 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def out_bytes(self) -> int:
-        """Bytes of shared memory that only stage dV and dK; 0 if they are staged in other buffers."""
+        """Bytes that only stage dV and dK; 0 if other buffers do."""
         return 0 if self.wide else self.key_bytes(self.padded)
 
 
@@ -193,7 +193,7 @@ def add_in_attend(dim_qk: int, dim_v: int) -> bool:
 
 
 def box_widths(padded: int) -> tuple[int, ...]:
-    """Widths of the column parts where each part is a TMA box of `DQ_COLUMNS`."""
+    """Widths of column parts that are TMA boxes."""
     return (DQ_COLUMNS,) * (padded // DQ_COLUMNS)
 
 

@@ -14,7 +14,7 @@ TURN_FIELDS = gl.constexpr(sizes.TURN_FIELDS)
 
 @gluon.aggregate
 class Rings:
-    """Rings and buffers in shared memory."""
+    """Shared memory."""
 
     k: StagedPipeline  # one slot of `key_parts` tiles: [parts, 1, 64, 1, D]
     v: StagedPipeline
@@ -32,7 +32,7 @@ class Rings:
 
 @gluon.aggregate
 class OrderedRings:
-    """The rings between the roles that add dQ and those of `ordered.py`."""
+    """Rings between roles that add dQ and `ordered.py`."""
 
     dq: gl.base_value  # from `reduce` to `add`; None without these roles
     turns: StagedPipeline  # [stages * TURN_FIELDS, 1] int32: tiles whose turn has come, from `turn` to who adds dQ
@@ -41,7 +41,7 @@ class OrderedRings:
 
 @gluon.jit
 def make_ordered_rings(dq, config: gl.constexpr):
-    """Makes the rings for additions in a fixed order; `dq`: the buffers [dq_buffers, 1, M, dq_cols]."""
+    """Makes the rings for additions in a fixed order; `dq`: buffers."""
     topology: gl.constexpr = config.topology
     ring = None
     fills: gl.constexpr = 4 * len(config.adds) if config.attend_adds else 1
@@ -56,7 +56,7 @@ def make_ordered_rings(dq, config: gl.constexpr):
 
 @gluon.jit
 def make_turns(arrivals: gl.constexpr, fills: gl.constexpr):
-    """Makes a ring whose slots name dQ tiles by `TURN_FIELDS` int32."""
+    """Makes a ring whose slots name dQ tiles."""
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     smem = gl.allocate_shared_memory(gl.int32, [STAGES * TURN_FIELDS, 1], plain)
     return make_pipeline(smem, arrivals, STAGES, TURN_FIELDS, fills=fills)
@@ -64,7 +64,7 @@ def make_turns(arrivals: gl.constexpr, fills: gl.constexpr):
 
 @gluon.jit
 def make_rings(config: gl.constexpr):
-    """Allocates shared memory and initialises every barrier."""
+    """Allocates shared memory, initialises barriers."""
     dtype: gl.constexpr = element_type(config.element)
     rows: gl.constexpr = config.rows
     block_m: gl.constexpr = config.block_m

@@ -1,4 +1,4 @@
-"""Epilogue of Hopper's backward: stores dV and dK of a warpgroup's 64 keys by TMA through shared memory."""
+"""Epilogue of Hopper's backward: stores dV and dK of 64 keys by TMA."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -11,7 +11,7 @@ from ..layouts import element_type
 
 @gluon.jit
 def store_keys(ctx, rows, sums, widths: gl.constexpr, smem, part: gl.constexpr):
-    """Starts storing sums [64, D], given in parts of the columns, to the CTA's keys from `part` on. TMA clips keys and
+    """Stores sums [64, D], given in parts of the columns, to the CTA's keys from `part` on. TMA clips keys and
     columns past the end."""
     keys = ctx.keys
     dtype: gl.constexpr = element_type(ctx.config.element)
@@ -26,7 +26,7 @@ def store_keys(ctx, rows, sums, widths: gl.constexpr, smem, part: gl.constexpr):
 
 @gluon.jit
 def store_boxes(ctx, dv, dk, wg: gl.constexpr):
-    """Starts storing dV and dK of the warpgroup's 64 keys in parts of 64 columns, alternately through the two halves of
+    """Stores dV and dK of the warpgroup's 64 keys in parts of 64 columns, alternately through the two halves of
     its dQ buffer. The next write to that buffer waits for them."""
     halves = half_tiles(ctx, wg)
     wait_copies()  # of dQ
@@ -38,7 +38,7 @@ def store_boxes(ctx, dv, dk, wg: gl.constexpr):
 
 @gluon.jit
 def store_box(ctx, rows, sums, smem, number: gl.constexpr, wg: gl.constexpr):
-    """Starts storing one part, once TMA has read the previous contents of its half of the buffer."""
+    """Stores one part, once TMA has read what its half of the buffer held."""
     keys = ctx.keys
     cols: gl.constexpr = smem.shape[-1]
     tma.store_wait(1)
@@ -61,6 +61,6 @@ def half_tiles(ctx, wg: gl.constexpr):
 
 @gluon.jit
 def wait_copies():
-    """Waits until TMA has read everything being stored, so that the warpgroup may overwrite that shared memory."""
+    """Waits until TMA has read all that is being stored: its memory may be overwritten."""
     tma.store_wait(0)
     gl.barrier()

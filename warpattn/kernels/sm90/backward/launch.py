@@ -1,4 +1,4 @@
-"""Makes the launches of a backward call on Hopper."""
+"""The launches of a backward call on Hopper."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def part_columns(config, part):
 
 @gluon.jit
 def add_columns(ctx, dq, visit, part: gl.constexpr):
-    """Adds a part of dQ by TMA through a buffer, once TMA has read the buffer's previous contents."""
+    """Adds a part of dQ by TMA through a buffer, once TMA has read what it held."""
     config: gl.constexpr = ctx.config
     smem = ctx.rings.dq.index(part % config.dq_buffers)
     tma.store_wait(config.dq_buffers - 1)

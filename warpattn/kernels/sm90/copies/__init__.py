@@ -1,1 +1,1 @@
-"""Hopper: a launch before prefill that copies K and V to 16 bits and pages of 128 keys, which prefill then reads."""
+"""Hopper: a launch before prefill that copies K and V to 16 bits and pages of 128 keys."""

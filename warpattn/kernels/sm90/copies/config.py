@@ -1,4 +1,4 @@
-"""Decides when Hopper's prefill reads copies of K and V, for its planner. Nothing in this file imports Triton."""
+"""Decides when Hopper's prefill reads copies of K and V, for its planner. This file imports no Triton."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class CopiedRows:
 
     @property
     def width(self) -> int:
-        """Columns copied at a time: those of one scale, or as many as registers hold."""
+        """Columns copied at a time: those of a scale, or what registers hold."""
         return self.columns or min(self.cols, MOST_COLUMNS)
 
 
@@ -68,7 +68,7 @@ def copied_rows(dim: int, paged: bool, scale: str | int | None) -> CopiedRows:
 
 
 def seeing_rows(problem: Problem) -> float:
-    """Approximate number of query rows (tokens * heads of a group) that see each key, at mean sequence length."""
+    """Approximate number of query rows that see each key, at mean length."""
     several = problem.batch if problem.ragged_queries else 1
     queries = problem.seq_q / max(several, 1)
     keys = problem.seq_k / several if problem.kind == "ragged" else problem.seq_k
@@ -89,7 +89,7 @@ def of_copies(problem: Problem) -> Problem:
 
 
 def over_copies(choice: Choice, config: Any, problem: Problem) -> Choice:
-    """`choice`, made for `of_copies(problem)`, with `config` and with lines and a reason about the copies."""
+    """`choice` of `of_copies(problem)`, with `config`, and lines about copies."""
     return replace(choice, config=config, lines=partial(_lines, choice, problem), reasons=(*choice.reasons, WHY))
 
 

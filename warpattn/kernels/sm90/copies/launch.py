@@ -1,4 +1,4 @@
-"""Makes the launch before prefill that copies K and V. Nothing in this file imports Triton."""
+"""Makes the launch before prefill that copies K and V. This file imports no Triton."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .config import copied_rows, of_token
 
 
 class Copied(NamedTuple):
-    """A call over copies of K and V, and the launch that makes them."""
+    """A call over copies, and their launch."""
 
     x: Operands
     sequence: Sequence
@@ -69,7 +69,7 @@ def _scales(x: Operands, sequence: Sequence) -> dict[str, tuple[Tensor, Tensor |
 
 
 def _without_factors(x: Operands, sequence: Sequence) -> dict[str, None]:
-    """The scale fields of a sequence that the copies already include, set to None."""
+    """Scale fields that the copies include, set to None."""
     return {name: None for name, (_, scale) in _scales(x, sequence).items() if scale is not None}
 
 

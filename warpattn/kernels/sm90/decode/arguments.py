@@ -8,7 +8,7 @@ from warpattn.problem.argument_types import Int64
 
 
 class DecodeShape(NamedTuple):
-    """Sizes of the problem, int32. A row tile is a tile of query rows (tokens * heads of a group) of one sequence."""
+    """Sizes of the problem, int32. A row tile is a tile of query rows of one sequence."""
 
     batch: Any
     tokens: Any  # query tokens of a sequence; ragged sequences with more are skipped
@@ -81,7 +81,7 @@ class KeyIndex(NamedTuple):
 
 
 class PartialResults(NamedTuple):
-    """The workspace of a launch: partial outputs, one per slot."""
+    """The workspace of partial outputs."""
 
     o: Any  # float* (slots, rows, cols)
     denominators: Any  # int64* (slots, rows), packed

@@ -27,7 +27,7 @@ from .schedule import item_at, next_item
 
 @gluon.jit
 def attend_role(ctx):
-    """Computes every work item of this CTA's range."""
+    """Does every work item of this CTA's range."""
     config: gl.constexpr = ctx.config
     k_state = consumer_state(config.stages)
     v_state = consumer_state(config.stages)
@@ -68,7 +68,7 @@ def load_queries(ctx, item):
 
 @gluon.jit
 def first_keys(ctx, s, item, k_state, v_state):
-    """The state after an item's first key tile: masks its scores `s` and starts the online softmax."""
+    """The state after the first key tile, whose scores are `s`."""
     config: gl.constexpr = ctx.config
     s = decode_scores(ctx, s, item, item.begin)
     softmax, p = start_softmax(ctx, s)

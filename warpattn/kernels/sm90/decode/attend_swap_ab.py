@@ -49,7 +49,7 @@ class SwapAbProgress:
 
 @gluon.jit
 def attend_swap_ab_role(ctx):
-    """Computes every work item of this CTA's range."""
+    """Does every work item of this CTA's range."""
     config: gl.constexpr = ctx.config
     k_state = consumer_state(config.stages)
     v_state = consumer_state(config.stages)

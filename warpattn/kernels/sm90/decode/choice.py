@@ -46,7 +46,7 @@ WIDE_SUMS = 1024  # row tiles of a block (`LengthSums.width`) where there are mo
 
 
 class EvenCut(NamedTuple):
-    """An even partition: equal parts per head (`splits`) and whole heads per CTA (`whole`); one of them is 1."""
+    """An even partition: parts per head, and heads per CTA; one of them is 1."""
 
     splits: int
     whole: int
@@ -74,7 +74,7 @@ def serves(problem: Problem) -> bool:
 def choose(
     problem: Problem, target: Arch, *, ctas: int | None = None, options: PlanOptions = DEFAULT_OPTIONS
 ) -> Choice:
-    """Chooses the configuration of a problem that decode `takes`. `ctas`: CTAs an SM; None: whichever is faster."""
+    """The choice for a problem that decode `takes`. `ctas`: CTAs an SM; None: the faster."""
     check_takes(problem)
     config = tiles_of(problem, ctas)
     if options.kv_ready_before_dependency and not config.gathers:
@@ -251,7 +251,7 @@ def short_parts(parts: int, config: DecodeConfig) -> int:
 
 
 def interleaves(heads: int, ctas: int) -> bool:
-    """Whether CTAs are faster if each takes every n-th of `heads` heads of equal length instead of n in a row."""
+    """Whether CTAs are faster if each takes every n-th of `heads` equally long heads."""
     whole = even_cut(heads, ctas).whole
     return whole >= INTERLEAVED and heads % whole == 0
 
@@ -306,7 +306,7 @@ def head_rows(problem: Problem) -> int:
 
 
 def head_tiles(problem: Problem) -> int:
-    """Row tiles of all key heads of the batch: the heads that the scheduler distributes."""
+    """Row tiles of all key heads of the batch."""
     return problem.batch * row_tiles(problem) * problem.heads_kv
 
 
@@ -365,7 +365,7 @@ def _early_start(overlap: Overlap) -> str:
 
 
 def combined(problem: Problem, config: StreamConfig, grid: int) -> int:
-    """Approximate count of fp32 numbers in all partial outputs of a head, with one part per CTA that works on it."""
+    """Approximate count of numbers in the partial outputs of a head."""
     most = problem.seq_k if config.schedule.invariant else -(-grid // head_tiles(problem)) + 1
     parts = min(partitions(problem, config, grid), most)
     return parts * head_rows(problem) * config.padded_v

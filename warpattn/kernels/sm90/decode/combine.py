@@ -1,6 +1,6 @@
 """The kernel that combines partial outputs of split heads after Hopper's decode kernel, a few rows per program.
 
-It is for heads with many rows (speculative decoding, latent attention), where the last CTA of a head would have to read
+It is for heads with many rows (speculative decoding, latent attention), where a head's last CTA would have to read
 all parts of 64 rows alone. The decode kernel stores how many parts each head has and where they are, so a program whose
 head was not split ends after one load. Many parts are divided among warps; with few parts, a lane has several rows; so
 each lane has about 16 loads in flight. The launch overlaps the end of the preceding one (PDL).
@@ -33,7 +33,7 @@ def decode_combine_kernel(
     out, keys, workspace, lse_ptr, sinks_ptr, shape, mask_args,
     config: gl.constexpr, tile: gl.constexpr, functions: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
 ):  # fmt: skip
-    """Combines the parts of one head. Arguments as in `decode_kernel`; tile: `CombineTile`. Grid: (row tiles * key
+    """Arguments as in `decode_kernel`; tile: `CombineTile`. Grid: (row tiles * key
     heads, programs that share the rows of a head, blocks of columns)."""
     gdc_wait()
     mods = modifiers(functions, mask_args, mask_args)

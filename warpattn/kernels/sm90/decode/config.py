@@ -1,7 +1,7 @@
 """DecodeConfig: tiles, schedule, overlap and combination of Hopper's decode kernel, as values.
 
 Decode reads every key and value once for a few query rows, so DRAM sets its speed: rings are just deep enough to keep
-DRAM busy, and every CTA works to the end. `choice.py` picks the values for a problem. Nothing here imports Triton.
+DRAM busy, and every CTA works to the end. `choice.py` picks the values for a problem. This file imports no Triton.
 """
 
 from __future__ import annotations
@@ -104,12 +104,12 @@ class StreamConfig(WithOperands):
     attending_warps: ClassVar[int] = 4  # warps of the consumer role
 
     # Whether the work queue holds the first row tiles of all sequences, then all second ones, and so on, so that CTAs
-    # that run at the same time read the same keys.
+    # that run at once read the same keys.
     tiles_outermost: ClassVar[bool] = False
 
     @property
     def stored(self) -> Element:
-        """Element of K and V in global memory."""
+        """Element of K and V in memory."""
         return self.element if self.eight_bit is None else self.eight_bit.element
 
     @property
@@ -129,12 +129,12 @@ class StreamConfig(WithOperands):
 
     @property
     def oldest_first(self) -> bool:
-        """Whether an item's key tiles are visited in reverse order, so that those of new tokens come last."""
+        """Whether key tiles are visited in reverse, so that those of new tokens are last."""
         return False
 
     @property
     def max_growth(self) -> int:
-        """Most units by which a CTA's range may grow so that it ends where a head ends."""
+        """Most units by which a range may grow to end where a head ends."""
         return max(1, GROWTH // (self.block_n * self.schedule.unit))
 
 
@@ -196,7 +196,7 @@ class DecodeConfig(KeyTileSizes, StreamConfig):
 
     @property
     def private_bytes(self) -> int:
-        """Bytes of shared memory beside the rings: queries; with swap-AB also a P tile for each block of V's columns
+        """Bytes beside the rings: queries; with swap-AB also a P tile for each block of V's columns
         that has scales, O, l and m in fp32 for their transposition, and scales of tokens."""
         if self.swap_ab is None:
             return self.q_bytes
@@ -215,7 +215,7 @@ class DecodeConfig(KeyTileSizes, StreamConfig):
 
     @property
     def smem_bytes(self) -> int:
-        """Bytes of shared memory for tiles and barriers; the compiler adds `SLACK` at most."""
+        """Bytes of tiles and barriers; the compiler adds `SLACK` at most."""
         return self.topology.smem_bytes
 
     @property

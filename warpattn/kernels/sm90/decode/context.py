@@ -16,7 +16,7 @@ from ..layouts import element_type, tile_layout
 
 @gluon.aggregate
 class Matrix:
-    """A (batch, tokens, heads, dim) tensor in global memory: strides of the first three in runs of 8 elements."""
+    """A (batch, tokens, heads, dim) tensor in memory: strides of the first three in runs of 8 elements."""
 
     pointer: gl.tensor
     batch: gl.tensor
@@ -72,7 +72,7 @@ def key_cache(k, v, index):
 
 @gluon.aggregate
 class Results:
-    """Where outputs, LSE and partial outputs are stored."""
+    """Where results are stored."""
 
     out: Matrix
     lse: gl.tensor  # float* (batch, heads_q, tokens), (heads_q, tokens) if ragged
@@ -84,14 +84,14 @@ class Results:
 
 @gluon.jit
 def make_results(out, lse, sinks, workspace, config: gl.constexpr):
-    """The `Results` of a `StridedRows` (out), two pointers and a `PartialResults` (workspace)."""
+    """The `Results` of a launch's arguments."""
     partials = Partials(workspace.o, workspace.denominators, workspace.rows, config.padded_v)
     return Results(matrix(out), lse, sinks, partials, workspace.tickets, workspace.heads)
 
 
 @gluon.aggregate
 class DecodeRings:
-    """Shared memory: the K and V rings, queries, and scales of tokens."""
+    """Shared memory of decode."""
 
     k: StagedPipeline  # [stages, 1, N, 1, D]
     v: StagedPipeline  # [stages, 1, N, 1, Dv]
@@ -137,7 +137,7 @@ class Rows:
 
 @gluon.jit
 def rows_of(ctx, item, row):
-    """The `Rows` for row numbers `row` of the item's tile, any shape; rows past the last query get the last token."""
+    """The `Rows` of row numbers `row`, any shape; those past the last query get the last token."""
     work = ctx.work
     number = item.row_tile.row + row
     token = number // work.group
@@ -165,7 +165,7 @@ def query_elements(ctx, item, layout: gl.constexpr):
 
 @gluon.jit
 def make_decode_rings(config: gl.constexpr):
-    """Allocates shared memory and initialises every barrier."""
+    """Allocates shared memory, initialises barriers."""
     dtype: gl.constexpr = element_type(config.stored)
     operand: gl.constexpr = element_type(config.operand)
     k_layout: gl.constexpr = tile_layout(config.block_n, config.padded_qk, dtype)

@@ -34,20 +34,20 @@ class Scaling:
 
 @gluon.constexpr_function
 def operand_registers(rows):
-    """Register layout of a left operand [64 n, columns] in fp16."""
+    """Registers of a left operand [64 n, columns] in fp16."""
     return gl.DotOperandLayout(0, accumulator_layout(rows), 2)
 
 
 @gluon.constexpr_function
 def doublings(first, end, axis):
-    """The bases first, 2 first, 4 first, … below `end` of a linear layout, along `axis` of two."""
+    """Bases first, 2 first, … below `end` of a linear layout, along `axis`."""
     steps = [first << i for i in range((end // first).bit_length() - 1)]
     return [[step, 0] if axis == 0 else [0, step] for step in steps]
 
 
 @gluon.constexpr_function
 def key_bytes(keys, columns):
-    """Register layout in which a K tile [N, D] is loaded: a thread has 16 contiguous bytes at a time."""
+    """Registers in which a K tile [N, D] is loaded: a thread has 16 contiguous bytes at a time."""
     registers = [*doublings(1, 16, 1), [8, 0], *doublings(64, columns, 1), *doublings(64, keys, 0)]
     lanes = doublings(16, 64, 1) + doublings(1, 8, 0)
     return gl.DistributedLinearLayout(registers, lanes, doublings(16, 64, 0), [], [keys, columns])
@@ -55,7 +55,7 @@ def key_bytes(keys, columns):
 
 @gluon.constexpr_function
 def value_bytes(columns, keys):
-    """Register layout in which a Vᵀ tile [Dv, N] is loaded: a thread has Dv / 32 contiguous bytes at a time."""
+    """Registers in which a Vᵀ tile [Dv, N] is loaded: a thread has Dv / 32 contiguous bytes at a time."""
     own = columns // 32
     registers = [*doublings(1, own, 0), [0, 1], [0, 8], *doublings(16, keys, 1)]
     lanes = doublings(2, 8, 1) + doublings(own, 8 * own, 0)
@@ -230,7 +230,7 @@ def load_scaled_queries(ctx, item):
 
 @gluon.jit
 def query_scales(ctx, rows, ones):
-    """Loads the scales [R] of 8-bit queries, in the layout of `ones`; returns `ones` if there are none."""
+    """Loads the scales [R] of 8-bit queries; `ones` without any."""
     if ctx.config.eight_bit.scales.q is None:
         return ones
     else:
@@ -251,7 +251,7 @@ def fractions(q):
 
 @gluon.jit
 def block_scales(ctx, scales, k_state, part: gl.constexpr):
-    """Loads the scales [N] of block `part` of the columns from a slot of [stages, blocks * N]."""
+    """Loads scales [N] of a block of columns from [stages, blocks * N]."""
     keys: gl.constexpr = ctx.config.block_n
     layout: gl.constexpr = gl.SliceLayout(1, accumulator_layout(ctx.config.rows))
     return scales.index(k_state.index).slice(part * keys, keys, 0).load(layout)

@@ -1,8 +1,8 @@
-"""Makes the launches of decode on Hopper, with workspace and arguments.
+"""The launches of decode on Hopper, with workspace and arguments.
 
 The workspace has two slots for each CTA (or, batch-invariant, one for each unit), and for each key head a ticket and
 the place of its parts. Its size follows from shapes, not from lengths, so a captured graph serves every step. Tickets
-are 0 between launches; two launches that may run at the same time must not share them.
+are 0 between launches; two launches that may run at once must not share them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROGRAMS = 2112  # programs of the combining kernel, if there are enough rows: 1
 def list_launches(
     checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice
 ) -> tuple[Launch, ...]:
-    """The launch of the decode kernel and, if a separate kernel combines partial outputs, that of the latter."""
+    """The decode launch and, if needed, that of the combining kernel."""
     problem, config = checked.problem, choice.config
     rows = config.kept_rows if config.swap_ab else head_rows(problem)
     args = arguments(checked, x, sequence, choice) | {"workspace": workspace(problem, choice, rows, x.q.device)}

@@ -138,7 +138,7 @@ def in_cache(ctx, page):
 
 @gluon.jit
 def load_boxes(ctx, desc, ring, state, item, boxes, nbytes: gl.constexpr, column: gl.constexpr = 0):
-    """Starts loading one K or V tile, from `column` on, into the next slot of its ring."""
+    """Loads one K or V tile, from `column` on, into the next slot of its ring."""
     throttle(ctx.config, ring, state)
     full = ring.producer_acquire(state)
     copy_boxes(ctx, desc, ring.tile(state), full, item, boxes, nbytes, column)
@@ -147,7 +147,7 @@ def load_boxes(ctx, desc, ring, state, item, boxes, nbytes: gl.constexpr, column
 
 @gluon.jit
 def copy_boxes(ctx, desc, tile, full, item, boxes, nbytes: gl.constexpr, column: gl.constexpr):
-    """Starts loading a tile, from `column` on, into shared memory; `full` completes when its bytes have arrived."""
+    """Loads a tile, from `column` on, into shared memory; `full` completes when its bytes have arrived."""
     config: gl.constexpr = ctx.config
     mbarrier.expect(full, nbytes)
     policy: gl.constexpr = STREAMED if config.schedule.one_row_tile else None
@@ -221,7 +221,7 @@ class ScalePlace:
 
 @gluon.jit
 def copy_block(slot, block: gl.constexpr, rows, place, operand: gl.constexpr, config: gl.constexpr):
-    """Starts copying the scales of a block of 32 keys into a slot [N], or [N] for each block of columns; 0 for blocks
+    """Copies the scales of a block of 32 keys into a slot [N], or [N] for each block of columns; 0 for blocks
     of columns past the head dim."""
     at = place.outer.to(gl.int64) * rows.outer + scale_row(config, operand, place.row).to(gl.int64) * rows.row
     source = rows.scale + at + place.head * rows.head

@@ -76,7 +76,7 @@ def published_part(ctx, row_tile, head):
 
 @gluon.jit
 def draw_ticket(ctx, item):
-    """Counts a stored part; returns whether it was the last of its head, so that this CTA sees all parts."""
+    """Whether the stored part was its head's last: then this CTA sees all parts."""
     gl.barrier()
     ticket = ctx.results.tickets + head_index(ctx, item.row_tile, item.part.head)
     last = gl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == item.part.splits - 1
@@ -87,7 +87,7 @@ def draw_ticket(ctx, item):
 
 @gluon.jit
 def head_index(ctx, row_tile, head):
-    """Index of a row tile's head in `tickets` and `heads` of the workspace."""
+    """Index of a row tile's head in `tickets` and `heads`."""
     return (row_tile.b * ctx.work.tiles + row_tile.row // ctx.config.rows) * ctx.work.heads + head
 
 

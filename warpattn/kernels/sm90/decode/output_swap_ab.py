@@ -18,7 +18,7 @@ from .output import combine_parts, draw_ticket, output_rows_at, publish_parts, w
 
 @gluon.constexpr_function
 def row_layout(cols):
-    """Register layout of a block of rows: each row in one warp, 4 columns a thread."""
+    """Registers of a block of rows: each row in one warp, 4 columns a thread."""
     return gl.SliceLayout(0, combine_layout(cols))
 
 
@@ -33,7 +33,7 @@ class Exchange:
 
 @gluon.jit
 def make_exchange(config: gl.constexpr):
-    """Allocates the `Exchange` that all items use."""
+    """Allocates the `Exchange`."""
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     o = gl.allocate_shared_memory(gl.float32, [config.rows, config.padded_v], plain)
     l = gl.allocate_shared_memory(gl.float32, [4, config.rows], plain)
@@ -80,7 +80,7 @@ def output_rows(ctx, item):
 
 @gluon.jit
 def exchanged_rows(ctx, exchange, first: gl.constexpr):
-    """Reads rows from `first` on back from shared memory: (normalised o [4, Dv], `Denominator` [4])."""
+    """Rows from `first` on from shared memory: (normalised o [4, Dv], `Denominator` [4])."""
     config: gl.constexpr = ctx.config
     block: gl.constexpr = combine_block(config.padded_v)[1]
     layout: gl.constexpr = row_layout(config.padded_v)

@@ -42,7 +42,7 @@ def prefetch(desc, coord, wanted, _semantic=None):
 
 @gluon.aggregate
 class RangeContext:
-    """The fields of a `DecodeContext` from which `item_at` computes work items."""
+    """The fields of a `DecodeContext` that `item_at` reads."""
 
     keys: KeyCache
     work: gl.tuple  # DecodeShape

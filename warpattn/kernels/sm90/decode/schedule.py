@@ -148,7 +148,7 @@ def item_at(ctx, cursor):
 
 @gluon.jit
 def interleaved(ctx, cursor):
-    """Exchanges the head at a queue position, so that CTAs that run at the same time have neighbouring heads: the j-th
+    """Exchanges the head at a queue position, so that CTAs that run at once have neighbouring heads: the j-th
     head of a CTA, number  cta · whole + j  of the queue, becomes number  cta + j · CTAs.  It does so only if `whole`
     divides the number of heads. All heads have the same number of units."""
     work = ctx.work
@@ -164,7 +164,7 @@ def interleaved(ctx, cursor):
 
 @gluon.jit
 def my_range(keys, work, mods, config: gl.constexpr):
-    """(partition, start of this CTA's range past any head overhead); every CTA computes the same partition."""
+    """(partition, start of this CTA's range); every CTA computes the same partition."""
     stream_k, cursor = first_unit(keys, work, mods, config)
     if config.schedule.head_overhead > 0:
         number = gl.minimum(cursor.row_tile, work.batch * work.tiles - 1)
@@ -209,7 +209,7 @@ def first_unit(keys, work, mods, config: gl.constexpr):
 
 @gluon.jit
 def partition_uniform(ctas, keys, work, mods, config: gl.constexpr):
-    """(units of a head, partition over `ctas` CTAs) where all heads have the same number of units."""
+    """(units of every head, partition over `ctas` CTAs)."""
     heads = work.batch * work.tiles * work.heads
     units = row_tile_at(gl.to_tensor(0), keys, work, mods, config).units
     plain = partition(units * heads, ctas, gl.to_tensor(0))

@@ -1,4 +1,4 @@
-"""Sources that Triton compiles for decode on Hopper, and for latent attention, which has the same arguments."""
+"""What Triton compiles for decode on Hopper, and for latent attention, which has the same arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .kernel import decode_kernel
 
 
 def decode_source(args: Mapping[str, Any], config: DecodeConfig, features: Features) -> GluonASTSource:
-    """The source of the decode kernel for a launch with `args`."""
+    """Source of the decode kernel for a launch with `args`."""
     maps = {
         "k.desc": rows_map(config, config.padded_qk, config.stored),
         "v.desc": rows_map(config, config.padded_v, config.stored),
@@ -33,7 +33,7 @@ def stream_source(
     kernel: Any, args: Mapping[str, Any], config: StreamConfig, features: Features, maps: Mapping[str, str],
     aligned: tuple[str, ...] = (),
 ) -> GluonASTSource:  # fmt: skip
-    """The source of a kernel with the parameters of decode. `maps`: types of its tensor maps of K and V by argument
+    """Source of a kernel with the parameters of decode. `maps`: types of its tensor maps of K and V by argument
     path; `aligned`: further pointers that are multiples of 16 bytes."""
     rows = ("k.pointer", "v.pointer") if config.gathers else ()
     aligned = (*query_pointers(args["q"]), "out.pointer", "workspace.o", *rows, *aligned)
@@ -43,7 +43,7 @@ def stream_source(
 def combine_source(
     args: Mapping[str, Any], config: StreamConfig, tile: CombineTile, features: Features
 ) -> GluonASTSource:
-    """The source of the kernel that combines parts."""
+    """Source of the kernel that combines parts."""
     features = _packed(features._replace(score=None))
     aligned = ("out.pointer", "workspace.o")
     return attention_source(decode_combine_kernel, args, config, features, {}, aligned, {"tile": tile})
@@ -56,5 +56,5 @@ def rows_map(config: StreamConfig, cols: int, element: Element) -> str:
 
 
 def _packed(features: Features) -> Features:
-    """The features of kernels whose row tiles hold several heads, with one span for all."""
+    """The features with one span for all heads of a row tile."""
     return features._replace(mask=packed_span(features.mask))

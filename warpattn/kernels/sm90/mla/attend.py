@@ -64,7 +64,7 @@ def scores_role(ctx):
 
 @gluon.jit
 def values_role(ctx, half: gl.constexpr):
-    """Computes 256 output columns, from 256 * `half` on, of every work item of this CTA's range."""
+    """Computes 256 output columns of every work item of this CTA's range."""
     config: gl.constexpr = ctx.config
     slots = tile_slots(config, consumer_state)
     place = consumer_state(1)
@@ -85,7 +85,7 @@ def values_role(ctx, half: gl.constexpr):
 
 @gluon.jit
 def make_probabilities(ctx, softmax, slots, item, i):
-    """Computes P of key tile number `i` (in `slots`) and writes it to shared memory, with the rescaling factors."""
+    """Writes P of key tile number `i` (in `slots`) and rescaling factors to shared memory."""
     rings = ctx.rings
     dtype: gl.constexpr = element_type(ctx.config.element)
     s = decode_scores(ctx, latent_scores(ctx, slots), item, i)
@@ -119,7 +119,7 @@ def latent_scores(ctx, slots):
 
 @gluon.jit
 def add_values(ctx, o, slots, half: gl.constexpr):
-    """Adds P·V of a tile to this warpgroup's columns of O, and releases its half of the latents."""
+    """Adds P·V of a tile to this warpgroup's O; releases its latents."""
     rings = ctx.rings
     slot = slots.left if half == 0 else slots.right
     rings.factors.consumer_wait(slots.rope)
@@ -141,7 +141,7 @@ def add_values(ctx, o, slots, half: gl.constexpr):
 
 @gluon.jit
 def shared_p(ctx, slot):
-    """The shared memory of P [64, N] of a tile, which is that of its rotary columns."""
+    """The memory of P [64, N], which was that of rotary columns."""
     config: gl.constexpr = ctx.config
     dtype: gl.constexpr = element_type(config.element)
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([config.rows, config.block_n], dtype)
@@ -150,7 +150,7 @@ def shared_p(ctx, slot):
 
 @gluon.jit
 def hand_over_sums(ctx, place, softmax):
-    """Sends an item's reference maxima and row sums to the warpgroups that have its output."""
+    """Sends an item's maxima and row sums to the other warpgroups."""
     sums = ctx.rings.sums
     sums.producer_acquire(place)
     sums.tile(place, 0).store(softmax.m)
@@ -193,7 +193,7 @@ def fetch_queries(ctx, item):
 
 @gluon.jit
 def copy_queries(ctx, item, queries, tile, column: gl.constexpr, cols: gl.constexpr):
-    """Starts copying columns of `queries` from `column` on into a tile [64, cols]."""
+    """Copies columns of `queries` from `column` on into a tile [64, cols]."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // cols, cols // 8], [4, 1], [1, 0])
     row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))

@@ -41,7 +41,7 @@ class SwapAbLatents:
 
 @gluon.jit
 def attend_swap_ab_role(ctx):
-    """Computes every work item of this CTA's range."""
+    """Does every work item of this CTA's range."""
     cursor = ctx.start
     slots = tile_slots(ctx.config, consumer_state)
     while cursor.unit < ctx.end:
@@ -149,7 +149,7 @@ def finish_columns(ctx, state, item):
 
 @gluon.constexpr_function
 def columns_by_rows(rows, cols):
-    """Register layout of a block [R, cols] of the output: each element is in the warp that has it in an accumulator
+    """Registers of a block [R, cols] of the output: each element is in the warp that has it in an accumulator
     [cols, R]; a thread has four contiguous columns, and four lanes share a row."""
     registers = [[0, 1], [0, 2], *([8 << i, 0] for i in range((rows // 8).bit_length() - 1))]
     registers += [[0, 64 << i] for i in range((cols // 64).bit_length() - 1)]

@@ -17,7 +17,7 @@ Up to 16 query rows may be the right operands instead (swap-AB), so that nothing
                       three of rotary parts, 64 × 64: 24 KiB; so 96 KiB are in flight while a tile is read
       registers       Oᵀ [512, 16] fp32: 64 a thread of one warpgroup
 
-Nothing in this file imports Triton.
+This file imports no Triton.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class MlaConfig(LatentSizes, StreamConfig):
 
     @property
     def private_bytes(self) -> int:
-        """Bytes of shared memory beside the rings: queries, and 8-bit tiles."""
+        """Bytes beside the rings: queries, and 8-bit tiles."""
         staged = 0 if self.latents is None else STAGED * self.staged_bytes
         return self.element.bytes * self.rows * self.dim_qk + staged
 
@@ -170,7 +170,7 @@ class MlaConfig(LatentSizes, StreamConfig):
 
     @property
     def smem_bytes(self) -> int:
-        """Bytes of shared memory for tiles and barriers; the compiler adds `decode.choice.SLACK` at most."""
+        """Bytes of tiles and barriers; the compiler adds `decode.choice.SLACK` at most."""
         return self.topology.smem_bytes
 
 
@@ -218,7 +218,7 @@ class SwapAbMlaConfig(MlaConfig):
 
     @property
     def private_bytes(self) -> int:
-        """Bytes of shared memory beside the rings: queries, P, scales of tiles in the ring, and with 16-bit latents a
+        """Bytes beside the rings: queries, P, scales of tiles in the ring, and with 16-bit latents a
         quarter of the output in fp32 for its transposition."""
         own = self.operand.bytes * self.rows * (self.dim_qk + self.weights * self.block_n)
         turned = 4 * self.rows * self.dim_v // 4 if self.latents is None else 0

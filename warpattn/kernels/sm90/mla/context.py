@@ -13,7 +13,7 @@ from ..layouts import element_type, tile_layout
 
 @gluon.jit
 def latent_queries(q, config: gl.constexpr):
-    """The `LatentQueries` of a `LatentQueryArgs`, or of a `StridedRows` with latent and rotary columns."""
+    """The `LatentQueries` of a `LatentQueryArgs` or `StridedRows`."""
     if config.own_rope:
         return LatentQueries(matrix(q.latent), matrix(q.rope), 0)
     else:
@@ -69,7 +69,7 @@ class MlaRings:
 
 @gluon.jit
 def make_mla_rings(config: gl.constexpr):
-    """Allocates shared memory and initialises every barrier."""
+    """Allocates shared memory, initialises barriers."""
     dtype: gl.constexpr = element_type(config.element)
     k = ring_tiles(dtype, config.rope_stages, config.block_n, config.rope)
     v = ring_tiles(dtype, config.stages, config.block_n, config.half)
@@ -105,7 +105,7 @@ class SwapAbRings:
 
 @gluon.jit
 def make_swap_ab_rings(config: gl.constexpr):
-    """Allocates shared memory and initialises every barrier."""
+    """Allocates shared memory, initialises barriers."""
     rope: gl.constexpr = element_type(config.rope_element)
     latents: gl.constexpr = element_type(config.latent_element)
     k = ring_tiles(rope, config.rope_stages, config.block_n, config.rope)

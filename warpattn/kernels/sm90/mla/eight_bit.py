@@ -100,7 +100,7 @@ def box_of(tile, box: gl.constexpr, config: gl.constexpr):
 @gluon.jit
 def take_latents(ctx, number, valid):
     """Waits for tile `number` of this CTA and loads it to registers: both blocks of latents, rows from `valid` on as 0,
-    and an 8-bit rotary part. The 8-bit tile may be overwritten afterwards."""
+    and an 8-bit rotary part; its place is free then."""
     config: gl.constexpr = ctx.config
     tiles = ctx.rings.latents
     slots: gl.constexpr = tiles.landed.shape[0]

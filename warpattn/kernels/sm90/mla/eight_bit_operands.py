@@ -24,19 +24,19 @@ from ..layouts import accumulator_layout
 
 @gluon.constexpr_function
 def accumulators(config):
-    """Register layout of a product [64 n, R] of the consumer role."""
+    """Registers of a product [64 n, R] of the consumer role."""
     return accumulator_layout(config.rows, warps=config.attending_warps)
 
 
 @gluon.constexpr_function
 def operand_registers(config):
-    """Register layout of its left operand [64 n, columns] in fp16."""
+    """Registers of its left operand [64 n, columns] in fp16."""
     return gl.DotOperandLayout(0, accumulators(config), 2)
 
 
 @gluon.constexpr_function
 def key_bytes(keys, columns, warps):
-    """Register layout in which keys [N, C] are loaded."""
+    """Registers in which keys [N, C] are loaded."""
     own = columns // 4
     registers = [*doublings(1, 16, 1), [8, 0], *doublings(16, own, 1), *doublings(16 * warps, keys, 0)]
     lanes = doublings(own, columns, 1) + doublings(1, 8, 0)
@@ -45,7 +45,7 @@ def key_bytes(keys, columns, warps):
 
 @gluon.constexpr_function
 def value_pairs(columns, keys, warps):
-    """Register layout in which values [C / 2, N] are loaded, pairs of columns as 16 bits."""
+    """Registers in which values [C / 2, N] are loaded, pairs of columns as 16 bits."""
     pairs = columns // 2
     registers = [[0, 1], *doublings(8, keys, 1), *doublings(8 * warps, pairs, 0)]
     lanes = doublings(2, 8, 1) + doublings(1, 8, 0)
@@ -54,7 +54,7 @@ def value_pairs(columns, keys, warps):
 
 @gluon.jit
 def in_key_order(x, columns: gl.constexpr):
-    """Permutes the columns of [M, D] to the order that keys in blocks of `columns` have as operands."""
+    """Permutes columns of [M, D] as those of keys in blocks of `columns`."""
     rows: gl.constexpr = x.shape[0]
     x = x.reshape([rows, x.shape[1] // columns, 4, columns // 64, 4, 2, 2])
     return x.permute((0, 1, 3, 4, 5, 2, 6)).reshape([rows, x.shape[1] * columns])
@@ -84,7 +84,7 @@ def value_operand(pairs, config: gl.constexpr):
 
 @gluon.jit
 def by_rows(o):
-    """Transposes a product [C, R] of `value_operand` to [R, C], with columns in their original order."""
+    """Transposes a product [C, R] of `value_operand`, columns in original order."""
     columns: gl.constexpr = o.shape[0]
     return o.reshape([columns // 16, 2, 8, o.shape[1]]).permute((3, 0, 2, 1)).reshape([o.shape[1], columns])
 

@@ -184,7 +184,7 @@ def start_scores(ctx, slots, here, part: gl.constexpr):
 
 @gluon.jit
 def start_rotary(ctx, slots, here):
-    """Starts K·Qᵀ of a tile's rotary part; returns (product, left operand), or (product,) with 16-bit rotary parts."""
+    """Starts K·Qᵀ of a tile's rotary part; returns as `start_scores`, but of 16 bits only the product."""
     config: gl.constexpr = ctx.config
     rope = rope_tile(ctx, slots.rope)
     q = ctx.rings.q_rope.index(here).permute((1, 0))

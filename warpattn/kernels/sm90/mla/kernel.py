@@ -6,7 +6,7 @@ key's first 512 columns are its value.
       warpgroups 0, 1    P·V for half of the output's columns each
                          whole heads ──▶ output, parts ──▶ workspace ──▶ second kernel            (decode/combine.py)
 
-The schedule of work items, masks and the combination of parts are those of decode.
+Schedule, masks and parts are those of decode.
 """
 
 from triton.experimental import gluon

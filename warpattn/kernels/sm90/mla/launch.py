@@ -1,4 +1,4 @@
-"""Makes the launches of latent attention on Hopper: its kernel, and decode's combining kernel. Arguments, workspace and
+"""The launches of latent attention on Hopper: its kernel, and decode's combining kernel. Arguments, workspace and
 row tiles are those of decode."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .config import MlaConfig
 def list_launches(
     checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice
 ) -> tuple[Launch, ...]:
-    """The launch of the attention kernel and, if a separate kernel combines partial outputs, that of the latter."""
+    """The attention launch and, if needed, that of the combining kernel."""
     checked, config = hiding(checked, choice.config)
     problem = checked.problem
     partial = workspace(problem, choice, head_rows(problem), x.q.device)

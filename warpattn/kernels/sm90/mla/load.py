@@ -84,7 +84,7 @@ def load_ended_item(ctx, slots, item, cleared):
 
 @gluon.jit
 def landed(ring):
-    """The producer's own barrier of a ring, which completes when both halves of a tile to be zeroed have arrived."""
+    """The producer's own barrier, for both halves of a tile to be zeroed."""
     return ring.bars.index(2 * ring.stages)
 
 
@@ -115,14 +115,14 @@ def load_tile(ctx, slots, item, boxes, clear):
 
 @gluon.jit
 def load_rope(ctx, slot, item, boxes):
-    """Starts loading the rotary part of a tile into a slot."""
+    """Loads the rotary part of a tile into a slot."""
     config: gl.constexpr = ctx.config
     load_boxes(ctx, ctx.keys.k.desc, ctx.rings.k, slot, item, boxes, config.rope_bytes, config.rope_column)
 
 
 @gluon.jit
 def load_half(ctx, slot, item, boxes, column: gl.constexpr, clear):
-    """Starts loading half of the columns of a tile's latents, from `column` on, into a slot."""
+    """Loads half of a tile's latents, from `column` on."""
     config: gl.constexpr = ctx.config
     ring = ctx.rings.v
     full = ring.producer_acquire(slot)
@@ -167,7 +167,7 @@ def gather_parts(ctx, item, i, left, right, rope):
 
 @gluon.jit
 def gather_rows(source, tile, page, row, head, column: gl.constexpr):
-    """Starts copying rows of pages, from `column` on, into a tile [8, cols]."""
+    """Copies rows of pages, from `column` on, into a tile [8, cols]."""
     rows = matrix(source)
     col = column + gl.arange(0, tile.shape[1], gl.SliceLayout(0, EIGHT_ROWS))[None, :]
     async_copy.async_load(tile, rows.rows(page, row, head)[:, None] + col)

@@ -31,7 +31,7 @@ SCALED = gl.constexpr(128)  # columns of 8-bit latents that may share a scale
 
 @gluon.constexpr_function
 def warp_rows(config, columns):
-    """Register layout of [W, KEYS, columns]: one query row per warp, whose lanes share the columns."""
+    """Registers of [W, KEYS, columns]: one query row per warp, whose lanes share the columns."""
     return gl.BlockedLayout([1, 1, columns // 32], [1, 1, 32], [config.attending_warps, 1, 1], [2, 1, 0])
 
 
@@ -96,7 +96,7 @@ def no_keys(config: gl.constexpr, halves: gl.constexpr):
 
 @gluon.jit
 def fetch_rows(ctx, item, first):
-    """Loads the query rows from `first` on of the item's tile, one per warp."""
+    """Loads query rows from `first` on of the item's tile."""
     config: gl.constexpr = ctx.config
     latents = ()
     for half in gl.static_range(2):

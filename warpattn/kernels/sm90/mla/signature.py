@@ -1,4 +1,4 @@
-"""The source that Triton compiles for latent attention on Hopper."""
+"""What Triton compiles for latent attention on Hopper."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from .kernel import mla_kernel
 
 
 def mla_source(args: Mapping[str, Any], config: MlaConfig, features: Features) -> GluonASTSource:
-    """The source of the kernel for a launch with `args`; its keys are rotary parts, its values latents."""
+    """The kernel's source for a launch with `args`; its keys are rotary parts, its values latents."""
     maps = {
         "k.desc": rows_map(config, config.rope, (config.latents if config.narrow_rope else None) or config.stored),
         "v.desc": rows_map(config, config.half, config.latents or config.stored),

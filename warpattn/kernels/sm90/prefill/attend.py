@@ -99,7 +99,7 @@ def attend_role(ctx, wg):
 
 @gluon.jit
 def first_tile(ctx, s, tile, span, wg, k_state, v_state):
-    """The state after a query tile's first key tile: masks its scores `s` and starts the online softmax."""
+    """The state after a tile's first key tile, whose scores are `s`."""
     config: gl.constexpr = ctx.config
     s = visible_scores(ctx, s, tile, span.key_tile(0), span.masked > 0, wg)
     softmax, p = start_softmax(ctx, s)
@@ -111,7 +111,7 @@ def first_tile(ctx, s, tile, span, wg, k_state, v_state):
 
 @gluon.jit
 def start_softmax(ctx, s):
-    """(state, P) of the first scores of a query tile, see `softmax_start`."""
+    """(state, P) of the first scores, see `softmax_start`."""
     c = exponent_scale(ctx)
     if ctx.mods.score is not None:
         return exact_start(s, c, lift_of(ctx.config))
@@ -299,7 +299,7 @@ def key_tile(ctx, k_state):
 
 @gluon.jit
 def value_tile(ctx, v_state):
-    """The values [N, Dv] in a slot of the V ring; 8-bit ones are stored transposed."""
+    """The values [N, Dv] in a slot of the V ring; 8-bit ones are transposed."""
     config: gl.constexpr = ctx.config
     tile = as_matrices(ctx.rings.v.tile(v_state), config.v_rows, config.v_columns)
     if config.products:

@@ -39,7 +39,7 @@ COMBINE_US, COMBINE_BYTES = 2.5, 3e6  # the combining launch: its least µs, and
 
 
 class MeasuredRow(NamedTuple):
-    """A row of the table of rates: the widest head dim that it serves, a tile, and the tile's rate."""
+    """A row of the rates: the widest head dim, a tile, and its rate."""
 
     columns: int
     tile: TileShape
@@ -69,7 +69,7 @@ class Tiling(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A tiling, the keys that its row tiles visit, and the estimated time of each row tile in µs."""
+    """A tiling, its keys, and the estimated time of each row tile."""
 
     tiling: Tiling
     keys: int  # keys of all row tiles of a head, in whole key tiles
@@ -199,7 +199,7 @@ def _soonest(
 
 
 def packable(problem: Problem) -> tuple[int, ...]:
-    """The numbers of query heads that a tile may hold."""
+    """Numbers of query heads that a tile may hold."""
     group = problem.heads_q // problem.heads_kv
     return tuple(n for n in PACKED if group % n == 0 and (n == 1 or _same_for_heads(problem)))
 
@@ -240,7 +240,7 @@ def measured_row(wide: int, tile: TileShape) -> MeasuredRow:
 
 
 def row_words(tiling: Tiling) -> str:
-    """The row of rates for a tiling in words, with its records and command, for a plan's reasons."""
+    """A tiling's row of rates in words, for a plan's reasons."""
     columns, known, rate = measured_row(tiling.wide, tiling.shape)
     alone = f", {known.ctas} CTAs an SM" if known.ctas > 1 else ""
     near = "" if known == tiling.shape and tiling.wide <= columns else ", the nearest one"
@@ -258,7 +258,7 @@ def tiling(config: SM90Config) -> Tiling:
 
 
 def faster(usual: Tiling, tiles: Iterable[TileShape]) -> float:
-    """The largest share by which one of the `tiles` takes less time per key than the usual tile."""
+    """The largest share by which one of `tiles` is faster per key."""
     own = usual.rate.key
     return 1 - min([own, *(measured_row(usual.wide, tile).rate.key for tile in tiles)]) / own
 
@@ -311,12 +311,12 @@ def _same_for_heads(problem: Problem) -> bool:
 
 
 def _keys_of_row(candidate: Candidate) -> float:
-    """Row-key pairs that the tiles of one head compute, rows past the last query included."""
+    """Row-key pairs that the tiles of one head compute."""
     return candidate.keys * candidate.tiling.rows / candidate.tiling.packed
 
 
 def _microseconds(problem: Problem, candidate: Candidate, target: Arch) -> float:
-    """Time of a call in µs, with the number of split-KV parts that ends first."""
+    """Time of a call in µs, with the best number of parts."""
     whole = unsplit_microseconds(problem, candidate, target)
     return min([whole, *(LAUNCH_US + time for time in _split_times(problem, candidate, target).values())])
 
@@ -345,7 +345,7 @@ def split(problem: Problem, best: Candidate, target: Arch) -> tuple[int, str]:
 
 
 def _split_times(problem: Problem, best: Candidate, target: Arch) -> dict[int, float]:
-    """Time of a call in µs by number of split-KV parts, from two on; {} where tiles fill the SMs or rows are short."""
+    """Time of a call in µs by number of parts, from two on; {} where tiles fill the SMs."""
     tiling, one = best.tiling, best.times
     heads = problem.batch * problem.heads_q // tiling.packed
     tiles = heads * len(one)

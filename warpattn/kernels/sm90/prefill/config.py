@@ -1,7 +1,7 @@
 """SM90Config: tiles, rings, registers and shared memory of Hopper's prefill kernels. `choose_config` gives the usual
 one for a pair of head dims, `with_tile` the same with another tile.
 
-The kernel, the planner and the tests read it. Nothing in this file imports Triton.
+The kernel, the planner and the tests read it. This file imports no Triton.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class KeyTileSizes(WithOperands):
 
     @cached_property
     def operand(self) -> Element:
-        """Element of Q and K as wgmma operands; 8-bit keys become fp16, which holds all their values exactly."""
+        """Element of Q and K as wgmma operands; 8-bit keys become fp16, exactly."""
         plain = self.eight_bit is None or self.eight_bit.widened or self.products
         return self.element if plain else FP16
 
@@ -211,7 +211,7 @@ class SM90Config(KeyTileSizes, EightBitSizes):
 
     @cached_property
     def packed_bits(self) -> int:
-        """log2 of `packed`: the bits of a row number that give its head."""
+        """log2 of `packed`."""
         return self.packed.bit_length() - 1
 
     @cached_property
@@ -275,7 +275,7 @@ class SM90Config(KeyTileSizes, EightBitSizes):
 
     @cached_property
     def smem_bytes(self) -> int:
-        """Bytes of shared memory for tiles and barriers; the compiler adds alignment and a few bytes."""
+        """Bytes of tiles and barriers; the compiler adds a few."""
         return self.topology.smem_bytes
 
 

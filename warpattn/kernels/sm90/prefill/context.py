@@ -25,7 +25,7 @@ class KeyRows:
 
     @gluon.jit
     def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
-        """Starts loading key tile number `key_tile` of the key head of `tile` into a slot."""
+        """Loads a key tile of the key head of `tile` into a slot."""
         full = ring.producer_acquire(state)
         mbarrier.expect(full, nbytes)
         first, head = key_tile * ctx.config.block_n, tile.h // ctx.work.group
@@ -39,7 +39,7 @@ class KeyRows:
 
 @gluon.aggregate
 class Tensors:
-    """Operands in global memory. There is one TMA descriptor per part of the head dim, 4-D (batch, seq, heads, dim);
+    """Operands in memory. There is one TMA descriptor per part of the head dim, 4-D (batch, seq, heads, dim);
     TMA clips at its ends."""
 
     q: gl.tuple
@@ -53,23 +53,23 @@ class Tensors:
 
     @gluon.jit
     def load_queries(self, tile, row, full, smem):
-        """Starts loading the queries of a tile's heads from `row` on into shared memory."""
+        """Loads queries from `row` on into shared memory."""
         load_columns(self.q, tile.b, row, tile.h, 0, full, smem)
 
     @gluon.jit
     def load_output(self, tile, row, full, smem):
-        """Starts loading rows of a tile's output from `row` on back into shared memory."""
+        """Loads output rows from `row` on back."""
         load_columns(self.o, tile.output(), row, tile.h, self.column, full, smem)
 
     @gluon.jit
     def store_output(self, tile, row, column, smem):
-        """Starts storing `smem` to a tile's output from (`row`, `column`) on."""
+        """Stores `smem` to a tile's output from (`row`, `column`) on."""
         store_blocks(self.o, tile.output(), row, tile.h, column + self.column, smem)
 
 
 @gluon.jit
 def store_blocks(maps, b, row, head, column, smem):
-    """Starts storing the parts of a tile to (`b`, `row`, `head`, `column`) and on."""
+    """Stores the parts of a tile to (`b`, `row`, `head`, `column`) and on."""
     for part in gl.static_range(len(smem)):
         tma.async_store(maps[part], [b, row, head, column], smem[part])
         column += smem[part].shape[3]
@@ -77,13 +77,13 @@ def store_blocks(maps, b, row, head, column, smem):
 
 @gluon.constexpr_function
 def output_type(config):
-    """Triton's type of the output in global memory; fp32 for partial outputs of split keys."""
+    """Type of the output in memory; fp32 for partial outputs."""
     return gl.float32 if config.split else element_type(config.out)
 
 
 @gluon.jit
 def load_columns(maps, b, row, head, column, full, smem):
-    """Starts loading (`b`, `row`, `head`, `column`) and on into the parts of a tile."""
+    """Loads (`b`, `row`, `head`, `column`) and on into the parts of a tile."""
     for part in gl.static_range(len(smem)):
         tma.async_load(maps[part], [b, row, head, column], full, smem[part])
         column += smem[part].shape[3]
@@ -130,7 +130,7 @@ class Context:
 
 @gluon.jit
 def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped: gl.constexpr = False):
-    """Allocates shared memory and initialises every barrier. `fields`: int32 of a published tile."""
+    """Allocates shared memory, initialises barriers. `fields`: int32 of a published tile."""
     dtype: gl.constexpr = element_type(config.element)
     wgs: gl.constexpr = config.consumers
     q = make_columns(config.q_stages * wgs, config.rows, config.qk_parts, dtype, clipped, config.packed)

@@ -32,7 +32,7 @@ def store_output(ctx, o, softmax, tile, wg):
 
 @gluon.jit
 def finish(ctx, softmax, tile):
-    """(factor of O, `Denominator`) of a tile's rows, each [64, 4]. With split keys the combining kernel adds sinks."""
+    """(factor of O, `Denominator`) of a tile's rows, each [64, 4]. The combining kernel adds sinks of split keys."""
     joins: gl.constexpr = ctx.has_sinks and not ctx.config.split
     sink = 0.0
     if joins:
@@ -80,7 +80,7 @@ def store_columns(ctx, o, tile, wg):
 
 @gluon.jit
 def store_block(ctx, parts, tile, row, column, wg, seen, first: gl.constexpr = True):
-    """Stores some columns of O through the staging tile, once TMA has read the tile's previous contents. `first`: they
+    """Stores some columns of O through the staging tile, once TMA has read what it held. `first`: they
     include column 0. Returns `seen`, updated by these columns, see nonfinite.py."""
     config: gl.constexpr = ctx.config
     smem = ctx.rings.out.index(wg)

@@ -87,7 +87,7 @@ def prefill_kernel(
 
 @gluon.jit
 def value_source(maps, config: gl.constexpr):
-    """What loads V: plain rows, or with 8-bit products transposed values."""
+    """What loads V, which 8-bit products need transposed."""
     if config.products:
         return ValueColumns(maps)
     else:

@@ -1,5 +1,5 @@
-"""Plans grid and tile order of a dense prefill on Hopper from its configuration (`arrange`), and makes the launches of
-a call with every kernel argument by name (`list_launches`)."""
+"""Plans grid and tile order of a dense prefill on Hopper (`arrange`), and makes the launches of
+a call (`list_launches`)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TileOrder:
 
 
 def arrange(problem: Problem, target: Arch, config: SM90Config, why: tuple[str, ...], parts: int = 1) -> Choice:
-    """Makes the `Choice` of `config` for a dense `problem`: its tile order, grid and printed lines. `why`: reasons for
+    """Makes the `Choice` of `config` for a dense `problem`: tile order, grid, lines. `why`: reasons for
     the configuration; `parts`: CTAs that share the keys of a tile."""
     heads, blocks_why = problem.batch * problem.heads_q, block_words(problem.dim_v)
     m_tiles = -(-problem.seq_q // config.tokens)
@@ -77,7 +77,7 @@ def _many(count: int, noun: str) -> str:
 
 
 def _section(problem: Problem, target: Arch, m_tiles: int, packed: int) -> tuple[int, str]:
-    """(query heads of a section, reason): whole groups, so that heads that share keys run side by side."""
+    """(query heads of a section, in whole groups that share keys; reason)."""
     group = problem.heads_q // problem.heads_kv
     kv_heads = problem.batch * problem.heads_kv
     if not is_masked(problem):
@@ -125,7 +125,7 @@ def list_launches(
 def attention_launch(
     checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice, first_value: int = 0
 ) -> Launch:
-    """The launch of the attention kernel for values from column `first_value` on. With split keys, out and lse of `x`
+    """The attention launch for values from column `first_value` on. With split keys, out and lse of `x`
     are the workspace."""
     problem, split = checked.problem, choice.config.split
     has_lse, has_sinks = (problem.has_lse or split) and not first_value, problem.has_sinks and not split

@@ -26,7 +26,7 @@ class Cursor:
 
 @gluon.jit
 def load_role(ctx):
-    """Loads tile after tile until the scheduler has none left, then publishes that."""
+    """Loads tiles until none is left, then publishes that."""
     config: gl.constexpr = ctx.config
     work = ctx.work
     counter = ctx.tensors.counter
@@ -61,7 +61,7 @@ def load_role(ctx):
 @gluon.jit
 def load_q(ctx, state, tile):
     """Publishes a tile and starts loading the queries of all consumer warpgroups, on one barrier. If no tile is left,
-    it publishes that and loads nothing."""
+    only publishes that."""
     config: gl.constexpr = ctx.config
     full = ctx.rings.q.producer_acquire(state)
     ctx.work.publish(ctx.rings.tiles, state.index, tile)
@@ -109,6 +109,6 @@ def load_last_values(ctx, cursor, tile, span):
 
 @gluon.jit
 def load_tile(ctx, rows, ring, state, tile, key_tile, nbytes: gl.constexpr):
-    """Loads one tile of `rows` (K or V) into the next slot of its ring; returns the state of the slot after it."""
+    """Loads one tile of `rows` (K or V) into its ring; returns the next slot's state."""
     rows.load(ctx, ring, state, tile, key_tile, nbytes)
     return state.step()

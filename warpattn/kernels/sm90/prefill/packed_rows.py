@@ -21,7 +21,7 @@ class RowHeads:
 
 @gluon.jit
 def row_tokens(layout: gl.constexpr, config: gl.constexpr):
-    """Tokens [64] of a warpgroup's rows, counted from the warpgroup's first token."""
+    """Tokens [64] of a warpgroup's rows, from its first token on."""
     row = gl.arange(0, config.rows, layout)
     if config.packed == 1:
         return row

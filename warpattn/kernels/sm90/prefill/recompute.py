@@ -58,7 +58,7 @@ class RecomputedBlock(NamedTuple):
 
 @gluon.constexpr_function
 def recomputed_bytes(config):
-    """Bytes of one warpgroup's queries and output, which are loaded before a tile is computed again."""
+    """Bytes of one warpgroup's queries and output, which are loaded first."""
     return (config.loaded_q_bytes + config.out_bytes) // config.consumers
 
 
@@ -70,7 +70,7 @@ def recomputed_cols(config):
 
 @gluon.constexpr_function
 def recomputed_blocks(config):
-    """The blocks of all columns of the output, a tuple of `RecomputedBlock`."""
+    """All columns of the output, as `RecomputedBlock`s."""
     cols, whole, blocks, column = recomputed_cols(config), sum(config.store_parts), [], 0
     ends = [sum(config.store_parts[: i + 1]) for i in range(len(config.store_parts))]
     for part, width in enumerate(config.v_parts):
@@ -84,7 +84,7 @@ def recomputed_blocks(config):
 
 @gluon.constexpr_function
 def recomputed_block(config, number):
-    """Block `number` of `recomputed_blocks`."""
+    """One of `recomputed_blocks`."""
     return recomputed_blocks(config)[number]
 
 
@@ -110,7 +110,7 @@ class VisitedKeys:
 
 @gluon.jit
 def end_role(ctx, wg):
-    """Ends a consumer warpgroup: if it has listed tiles, waits until their outputs are in global memory, where
+    """Ends a consumer warpgroup: if it has listed tiles, waits until their outputs are in memory, where
     `recompute_tile` reads them."""
     if peek(ctx.rings.left.index(wg)) >= 0:
         tma.store_wait(0, read_only=False)
@@ -156,7 +156,7 @@ def start_barriers(bars):
 
 @gluon.jit
 def recompute_tile(ctx, place, wg, phase, turn):
-    """Computes a warpgroup's rows of the tile at `place` again. Returns (place of the next tile in the list, phase)."""
+    """Computes a warpgroup's rows of a tile again. Returns (next place in the list, phase)."""
     config: gl.constexpr = ctx.config
     tile = ctx.work.tile_at(place, config.tokens)
     row = tile.row + wg * config.wg_tokens
@@ -182,7 +182,7 @@ def recompute_tile(ctx, place, wg, phase, turn):
 
 @gluon.jit
 def attend_block(ctx, left, block, phase):
-    """Attention for one block of output columns; returns (O [64, C], phase)."""
+    """(O [64, C] of one block of output columns, phase)."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = accumulator_layout(recomputed_cols(config), config.depth)
     span = ctx.work.key_tiles(ctx.mods, left.tile, config)
@@ -240,7 +240,7 @@ class FreeSlots(StagedPipeline):
 
 @gluon.jit
 def load(ctx, rows, ring, slot: gl.constexpr, left, visited, phase, nbytes: gl.constexpr):
-    """Loads a tile of K or V, waits for it, and returns it as 16 bits in shared memory."""
+    """Loads a tile of K or V, and waits for it."""
     config: gl.constexpr = ctx.config
     alone = FreeSlots(ring.smem, ctx.rings.recompute, SLOTS, 1, 1, ring.stages)
     number = hide_from_compiler(slot)
@@ -258,7 +258,7 @@ def load(ctx, rows, ring, slot: gl.constexpr, left, visited, phase, nbytes: gl.c
 
 @gluon.jit
 def scores(ctx, left, visited, phase):
-    """Loads a key tile and returns its scores [64, N], -inf where a key is hidden."""
+    """Loads a key tile; returns its scores [64, N], hidden ones -inf."""
     config: gl.constexpr = ctx.config
     keys = load(ctx, ctx.tensors.k, ctx.rings.k, 0, left, visited, phase, config.k_bytes // config.widening)
     s = start_scores(left.q, as_matrices(keys, config.block_n, config.qk_parts), config)

@@ -41,7 +41,7 @@ LONG = 8192  # a configuration must also be no slower than the usual one for so 
 
 
 class OrderTiles(NamedTuple):
-    """Compile-time parameters of the kernel that lists query blocks; one such kernel serves many configurations."""
+    """Compile-time parameters of the kernel that lists query blocks."""
 
     ragged_q: bool
     ragged_k: bool
@@ -66,7 +66,7 @@ class VarlenConfig:
 
     @property
     def order_tiles(self) -> OrderTiles:
-        """The parameters of the kernel that lists this configuration's query blocks."""
+        """The parameters of the kernel that lists query blocks."""
         return OrderTiles(self.ragged_queries, self.page_size == 0, self.tiles.tokens, self.tiles.block_n)
 
 
@@ -182,18 +182,18 @@ def _several_heads(one: Best, counts: KeyTiles, at_length: KeyTiles) -> Best:
 
 @lru_cache(64)
 def _kept_tiles(problem: Problem) -> KeyTiles:
-    """The counts of a long problem, cached because many problems are compared with it."""
+    """The counts of a long problem, cached."""
     return KeyTiles(problem)
 
 
 def _near(length: int) -> int:
-    """The length rounded up to one of four steps per power of two, so that near lengths share a cached choice."""
+    """The length rounded up to four steps an octave."""
     step = 1 << max(0, length.bit_length() - 3)
     return -(-length // step) * step
 
 
 def _typical(problem: Problem, options: PlanOptions) -> Problem:
-    """The dense problem, with mean lengths, for which the configuration is chosen."""
+    """The dense problem, with mean lengths, that is planned for."""
     if not problem.ragged_queries:
         return replace(problem, batch=1) if options.batch_invariant else problem
     batch = max(1, problem.batch)
@@ -202,7 +202,7 @@ def _typical(problem: Problem, options: PlanOptions) -> Problem:
 
 
 def _box(page_size: int, block_n: int) -> tuple[int, str]:
-    """(rows, reason) of a TMA box of keys: a divisor of page size and key tile, or 0 if that is below `LEAST_BOX`."""
+    """(rows, reason) of a TMA box of keys; it divides a page and a tile."""
     if page_size == 0:
         return block_n, "sequences lie end to end: a box is a whole key tile"
     box = min(page_size & -page_size, block_n)
@@ -226,7 +226,7 @@ def _candidates(problem: Problem, block_m: int) -> int:
 
 
 def _section(problem: Problem, target: Arch) -> tuple[int, str]:
-    """(query heads of a section, reason): whole groups, so that heads that share keys run side by side."""
+    """(query heads of a section, in whole groups that share keys; reason)."""
     keys = problem.seq_k * (1 if problem.kind == "ragged" else problem.batch)
     kv_bytes = problem.kv_element.bytes * max(keys, 1) * (problem.dim_qk + problem.dim_v)
     sections = min(problem.heads_kv, -(-problem.heads_kv // max(1, target.l2_keep // kv_bytes)))

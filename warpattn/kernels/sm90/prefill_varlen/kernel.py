@@ -35,7 +35,7 @@ class RaggedKeys:
 
     @gluon.jit
     def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
-        """Starts loading key tile number `key_tile` of the key head of `tile` into a slot."""
+        """Loads a key tile of the key head of `tile` into a slot."""
         full = ring.producer_acquire(state)
         mbarrier.expect(full, nbytes)
         first, head = key_tile * ctx.config.block_n, tile.h // ctx.work.group
@@ -49,7 +49,7 @@ class RaggedKeys:
 
 @gluon.aggregate
 class RaggedValues(ValueColumns):
-    """Loads V that prefill/eight_bit/transpose_values.py has transposed to (1, 1, dim, heads, places)."""
+    """Loads V as transposed by transpose_values.py: (1, 1, dim, heads, places)."""
 
     @gluon.jit
     def corner(self, ctx, tile, key_tile):
@@ -59,7 +59,7 @@ class RaggedValues(ValueColumns):
 
 @gluon.aggregate
 class VarlenTensors:
-    """Operands in global memory, see `prefill.context.Tensors`."""
+    """Operands in memory, see `prefill.context.Tensors`."""
 
     q: ClippedColumns
     k: RaggedKeys | PagedKeys | CopiedKeys
@@ -71,17 +71,17 @@ class VarlenTensors:
 
     @gluon.jit
     def load_queries(self, tile, row, full, smem):
-        """Starts loading the queries of a tile's heads from `row` on into shared memory."""
+        """Loads queries from `row` on into shared memory."""
         self.q.load(tile.q_start, tile.seq_q, row, tile.h, full, smem)
 
     @gluon.jit
     def store_output(self, tile, row, column, smem):
-        """Starts storing `smem` to a tile's output from (`row`, `column`) on."""
+        """Stores `smem` to a tile's output from (`row`, `column`) on."""
         self.o.store(tile.output(), tile.seq_q, row, tile.h, column, smem)
 
     @gluon.jit
     def load_output(self, tile, row, full, smem):
-        """Starts loading the first columns of a tile's output, rows from `row` on, back into shared memory."""
+        """Loads the first columns of a tile's output, rows from `row` on, back into shared memory."""
         self.o.load(tile.output(), tile.seq_q, row, tile.h, full, smem)
 
 
@@ -129,7 +129,7 @@ def work_of(shape, list_ptr, config: gl.constexpr):
 
 @gluon.jit
 def key_sources(k, v, table, config: gl.constexpr):
-    """What loads K and V, by where keys are: packed end to end, in pages, or in pages too small for TMA boxes."""
+    """What loads K and V: packed end to end, or in pages."""
     first: gl.constexpr = config.tiles.first_value
     if config.tiles.products:
         return RaggedKeys(ClippedColumns(k.map, k.step, k.unit, 0)), RaggedValues(v.map)

@@ -1,4 +1,4 @@
-"""Makes the launches of a ragged or paged prefill on Hopper: order of query blocks, attention, combination of parts."""
+"""The launches of a ragged or paged prefill on Hopper: order of query blocks, attention, combination of parts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def list_launches(
 def order_launch(
     checked: CheckedCall, sequence: Layout, choice: Choice, tiles: Tensor, least_q: int = 1
 ) -> Launch:
-    """The launch that writes the list of query blocks to `tiles`."""
+    """Launch that writes the list of query blocks to `tiles`."""
     order_tiles, problem = choice.config.order_tiles, checked.problem
     mask, _ = programs(checked)
     q, k = _lengths(sequence)
@@ -84,7 +84,7 @@ def order_launch(
 def attention_launch(
     checked: CheckedCall, x: Operands, sequence: Layout, choice: Choice, tiles: Tensor, first_value: int = 0
 ) -> Launch:
-    """The launch of attention for the listed query blocks and values from column `first_value` on."""
+    """The launch of attention for values from column `first_value` on."""
     config, problem = choice.config, checked.problem
     config = replace(config, tiles=config.tiles.from_value(first_value), copied=False)
     packed, split = config.tiles.packed, config.tiles.split

@@ -48,7 +48,7 @@ class PagedKeys:
 
     @gluon.jit
     def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
-        """Starts loading key tile number `key_tile` of the key head of `tile` into a slot."""
+        """Loads a key tile of the key head of `tile` into a slot."""
         first = key_tile * ctx.config.block_n
         parts: gl.constexpr = ctx.config.block_n // self.box
         together: gl.constexpr = min(parts, AT_ONCE)
@@ -70,7 +70,7 @@ class PagedKeys:
 
     @gluon.jit
     def pages_from(self, tile, key, count: gl.constexpr):
-        """The page numbers of `count` boxes, the first of which begins with `key`."""
+        """Page numbers of `count` boxes from `key` on."""
         pages = ()
         for i in gl.static_range(count):
             pages += (self.table.page(tile.b, key + i * self.box, tile.seq_k),)
@@ -78,7 +78,7 @@ class PagedKeys:
 
     @gluon.jit
     def load_box(self, tile, key, page, head, full, smem):
-        """Starts loading one box from `key` on out of its page; zeros past the end of the sequence."""
+        """Loads one box from `key` on; zeros past the sequence."""
         row = key % self.table.page_size
         length = row + gl.minimum(gl.maximum(tile.seq_k - key, 0), self.box)
         self.rows.load(page, length, row, head, full, smem)
@@ -114,7 +114,7 @@ class CopiedKeys:
 
     @gluon.jit
     def copy_part(self, tile, first, head, column, smem):
-        """Starts copying one part of a key tile, whose first key is `first` and first column `column`."""
+        """Copies a part of a key tile, from `first` and `column` on."""
         rows: gl.constexpr = smem.shape[2]
         cols: gl.constexpr = smem.shape[4]
         smem = smem.reshape([rows, cols])
@@ -133,7 +133,7 @@ class CopiedKeys:
 
 @gluon.jit
 def slice_rows(tile, first: gl.constexpr, rows: gl.constexpr, dim: gl.constexpr):
-    """Rows `first` to `first + rows` of every part of a tile, along dimension `dim`."""
+    """`rows` rows from `first` on of every part of a tile."""
     parts = ()
     for part in gl.static_range(len(tile)):
         parts += (tile[part].slice(first, rows, dim=dim),)

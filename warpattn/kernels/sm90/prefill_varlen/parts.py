@@ -42,14 +42,14 @@ class SplitVarlenScheduler(VarlenScheduler):
 
     @gluon.jit
     def tile(self, number, tokens: gl.constexpr):
-        """The part with this `number` among the parts of all tiles."""
+        """Part `number` among those of all tiles."""
         of_tile = number // self.splits
         tile = tile_of_list(self, of_tile, number < self.total())
         return self.part(tile, number - of_tile * self.splits, number)
 
     @gluon.jit
     def part(self, tile, split, number):
-        """Part `split` of a tile; `number`: its number among all parts."""
+        """Part `split` of a tile, number `number` of all."""
         out = tile.q_start + split * self.starts
         return VarlenPart(
             tile.b, tile.h, tile.row, tile.q_start, tile.seq_q, tile.k_start, tile.seq_k, number, split, out

@@ -1,6 +1,6 @@
 """The configuration of Hopper's prefill for 8-bit keys and values, and when it multiplies 8-bit queries as they are.
 
-Nothing in this file imports Triton.
+This file imports no Triton.
 """
 
 from __future__ import annotations

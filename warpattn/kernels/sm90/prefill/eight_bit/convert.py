@@ -78,7 +78,7 @@ def convert_scaled_keys(ctx, k_state, v_state, tile, span):
 
 @gluon.jit
 def convert_scaled(ctx, state, scales):
-    """Converts the next K tile, and stores the scales of its keys and values; returns the state of the next slot."""
+    """Converts the next K tile, stores scales of its keys and values; returns the next state."""
     ctx.rings.k_in.wait(state)
     store_scales(ctx, state, scales)
     return convert_arrived(ctx, ctx.rings.k_in, state)
@@ -118,14 +118,14 @@ def store_blocks(slots, state, scales):
 
 @gluon.jit
 def convert(ctx, slots, state):
-    """Waits for the next tile of the K or V ring and converts it; returns the state of the next slot."""
+    """Waits for the next tile of a ring and converts it; returns the next state."""
     slots.wait(state)
     return convert_arrived(ctx, slots, state)
 
 
 @gluon.jit
 def convert_arrived(ctx, slots, state):
-    """Converts a tile that has arrived and hands it to the consumers; returns the state of the next slot."""
+    """Converts and commits a tile that has arrived; returns the next state."""
     convert_columns(ctx, slots, state)
     fence_async_shared()
     slots.ring.producer_commit(state)
@@ -188,7 +188,7 @@ def convert_scaled_part(narrow, wide, scales, first: gl.constexpr, columns: gl.c
 
 @gluon.constexpr_function
 def rows_layout(cols, run=8):
-    """Register layout of a part's rows, `run` consecutive elements a thread."""
+    """Registers of a part's rows, `run` consecutive elements a thread."""
     return gl.BlockedLayout([1, run], [32 * run // cols, cols // run], [CONVERTING, 1], [1, 0])
 
 
@@ -228,7 +228,7 @@ def load_scales(ctx, tile, span, at, i):
 
 @gluon.jit
 def block_scales(ctx, rows, tile, at, there, blocks: gl.constexpr):
-    """Loads the scales [N] of K or V at places `at`, a tuple with an entry per block of columns."""
+    """Loads scales [N] of K or V at places `at`, for each block of columns."""
     found = ()
     for block in gl.static_range(blocks):
         found += (token_scale(ctx, rows, tile, at, there, block * rows.block),)
@@ -246,7 +246,7 @@ def token_scale(ctx, rows, tile, at, there, block=0):
 
 @gluon.jit
 def fp16_queries(ctx, slot, parts, tile, q_state, wg):
-    """Converts a warpgroup's queries of `tile` in its `slot` (given in `parts`) to fp16, in place; returns them."""
+    """Converts a warpgroup's queries in its `slot` to fp16, in place; returns them."""
     if tile.row >= 0:
         if ctx.config.widens_queries:
             widen_queries(ctx, slot, tile, q_state, wg)

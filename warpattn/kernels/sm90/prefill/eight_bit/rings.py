@@ -15,7 +15,7 @@ PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 @gluon.constexpr_function
 def query_type(config):
-    """Triton's type of queries in global memory."""
+    """Type of queries in memory."""
     return stored_type(config) if config.eight_bit is not None and config.eight_bit.queries else element_type(
         config.element
     )
@@ -23,7 +23,7 @@ def query_type(config):
 
 @gluon.constexpr_function
 def stored_type(config):
-    """Triton's type of K and V in global memory."""
+    """Type of K and V in memory."""
     return element_type(config.element if config.eight_bit is None else config.eight_bit.element)
 
 
@@ -84,7 +84,7 @@ def first_half(wide, dtype: gl.constexpr):
 
 @gluon.jit
 def arriving_queries(tile, config: gl.constexpr):
-    """The parts of a Q slot as TMA fills them: 8-bit views where queries have 8 bits."""
+    """The parts of a Q slot as TMA fills them, perhaps with 8 bits."""
     if config.widens_queries:
         return first_halves(tile, config)
     else:
@@ -122,12 +122,12 @@ class ValueColumns:
 
     @gluon.jit
     def corner(self, ctx, tile, key_tile):
-        """Coordinates at which the values of a key tile begin in the tensor of `maps`."""
+        """Coordinates of a key tile's values in the tensor of `maps`."""
         return tile.b, 0, tile.h // ctx.work.group, key_tile * ctx.config.block_n
 
     @gluon.jit
     def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
-        """Starts loading the values of one key tile into a slot."""
+        """Loads the values of one key tile into a slot."""
         full = ring.producer_acquire(state)
         mbarrier.expect(full, nbytes)
         tma.async_load(self.maps[0], self.corner(ctx, tile, key_tile), full, ring.tile(state)[0])

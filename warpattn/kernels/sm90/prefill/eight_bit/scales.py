@@ -49,7 +49,7 @@ def factors_of(ctx, q_state, wg):
 
 @gluon.jit
 def row_block_scale(rows, place, head, shared: gl.constexpr):
-    """Loads the scale of a head's block of `shared` tokens that contains the token at `place` (batch entry, token)."""
+    """Loads the scale of the block of `shared` tokens with `place` (batch entry, token)."""
     outer, row = place
     return gl.load(rows.scale + (outer * rows.outer + row // shared * rows.row + head * rows.head))
 
@@ -74,7 +74,7 @@ def key_block_scales(ctx, tile, key_tile):
 
 @gluon.jit
 def scaled_scores(ctx, s, of_blocks, k_state, q_state, wg):
-    """Multiplies scores [64, N] by the scales of their keys and queries, where tokens or blocks of tokens have some."""
+    """Multiplies scores [64, N] by scales of tokens, or of blocks of them, if any."""
     layout: gl.constexpr = s.type.layout
     if ctx.config.products:
         if len(of_blocks) == 1:
@@ -109,7 +109,7 @@ def slot_scales(ctx, scales, k_state):
 
 @gluon.jit
 def scaled_factor(ctx, factor, tile):
-    """Multiplies the factor of a tile's output by V's scale of the tensor or head, if any."""
+    """Multiplies the factor of a tile's output by V's scale, if any."""
     if has_scale(ctx.config, "v", "tensor", "head"):
         return factor * head_scale(ctx.scales.v, tile.h // ctx.work.group)
     else:

@@ -1,5 +1,5 @@
 """Sizes of Hopper's prefill that depend on whether tensors have 8 bits; `SM90Config` inherits them. With 16-bit tensors
-there are no scales and no conversion. Nothing in this file imports Triton."""
+there are no scales and no conversion. This file imports no Triton."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class EightBitSizes(WithOperands):
 
     @property
     def v_rows(self) -> int:
-        """Rows of a V tile in shared memory; with 8-bit products V is transposed."""
+        """Rows of a V tile in shared memory, perhaps transposed."""
         return self.padded_v if self.products else self.block_n
 
     @property
     def v_columns(self) -> tuple[int, ...]:
-        """Columns of the parts of a V tile in shared memory."""
+        """Columns of the parts of a V tile."""
         return (self.block_n,) if self.products else self.v_parts
 
     @property
@@ -60,7 +60,7 @@ class EightBitSizes(WithOperands):
 
     @cached_property
     def scale_bytes(self) -> int:
-        """Bytes of shared memory for the scales of K's and V's tokens in all slots."""
+        """Bytes of the scales of K's and V's tokens in all slots."""
         if self.eight_bit is None or self.products:
             return 0
         scales = self.eight_bit.token_scales(self.padded_qk, self.padded_v)

@@ -1,4 +1,4 @@
-"""Makes the launch that transposes values before a prefill with 8-bit products. Nothing in this file imports Triton."""
+"""The launch that transposes values before a prefill with 8-bit products. This file imports no Triton."""
 
 from __future__ import annotations
 

@@ -61,5 +61,5 @@ def keys_of(tile, cu_ptr, shape, ragged: gl.constexpr):
 
 @gluon.jit
 def in_operand_order(place):
-    """The key whose value goes to `place`, within its 32 keys in the order of weights.py."""
+    """The key whose value goes to `place`, see weights.py."""
     return (place & ~15) + ((place & 2) << 2) + ((place & 12) >> 1) + (place & 1)

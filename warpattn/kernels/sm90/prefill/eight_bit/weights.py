@@ -26,7 +26,7 @@ _PACK_E4M3 = gl.constexpr(
 
 @gluon.constexpr_function
 def lift_of(config):
-    """log2 of the weight that a row's largest score gets when its reference is set."""
+    """log2 of a row's largest weight when its reference is set."""
     return LIFT.value if config.products else 0.0
 
 
