@@ -1,7 +1,7 @@
 """Lists every configuration that `tune` and `bench.choices` measure for a problem on Hopper, by name.
 
 Candidates of dense prefill differ in tile (with the deepest rings that fit), packed query heads and split keys. Those
-of decode differ in key tile, CTAs an SM and grid size, which decides where Stream-K cuts the keys. A dense problem of
+of decode differ in key tile, CTAs an SM and grid, which decides where Stream-K cuts the keys. A dense problem of
 few queries also has the prefill kernel as a candidate. Records of measurements keep only names, so a name has to mean
 one configuration, the one made here.
 """

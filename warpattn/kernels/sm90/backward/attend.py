@@ -117,7 +117,7 @@ def attend_tile(ctx, sums, weights, state, added, wg: gl.constexpr):
 
 @gluon.jit
 def finish_keys(ctx, sums, weights, state, held, added, wg: gl.constexpr):
-    """Does a key tile's last query tile, and stores dK and dV."""
+    """Does a key tile's last query tile; stores dK and dV."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     if not config.attend_adds:

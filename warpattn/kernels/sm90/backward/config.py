@@ -210,7 +210,7 @@ def reads_place(score: Hashable) -> bool:
 
 
 def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choice:
-    """Chooses the configuration for the gradients of a dense or ragged `problem`."""
+    """Chooses for the gradients of a dense or ragged `problem`."""
     config, why = choose_config(problem, deterministic)
     return key_tile_choice(problem, config, why, target)
 

@@ -54,7 +54,7 @@ def attend_role(ctx):
 
 @gluon.jit
 def load_queries(ctx, item):
-    """Copies the item's queries [rows, D] to shared memory; rows and columns past the end are 0."""
+    """Copies queries [rows, D] to shared memory; rows and columns past the end are 0."""
     config: gl.constexpr = ctx.config
     lanes: gl.constexpr = min(config.padded_qk // 8, 32)
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])

@@ -365,7 +365,7 @@ def _early_start(overlap: Overlap) -> str:
 
 
 def combined(problem: Problem, config: StreamConfig, grid: int) -> int:
-    """Approximate count of numbers in the partial outputs of a head."""
+    """About how many numbers the partial outputs of a head have."""
     most = problem.seq_k if config.schedule.invariant else -(-grid // head_tiles(problem)) + 1
     parts = min(partitions(problem, config, grid), most)
     return parts * head_rows(problem) * config.padded_v

@@ -200,7 +200,7 @@ def column_of(row, config: gl.constexpr):
 
 @gluon.jit
 def load_scaled_queries(ctx, item):
-    """Copies the item's queries [R, D] to shared memory in fp16, columns permuted as K's; rows and columns past the end
+    """Copies queries [R, D] to shared memory in fp16, columns permuted as K's; rows and columns past the end
     are 0. Returns the item's `Scaling`."""
     config: gl.constexpr = ctx.config
     narrow: gl.constexpr = config.eight_bit.queries

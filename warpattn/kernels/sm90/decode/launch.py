@@ -1,7 +1,7 @@
 """The launches of decode on Hopper, with workspace and arguments.
 
 The workspace has two slots for each CTA (or, batch-invariant, one for each unit), and for each key head a ticket and
-the place of its parts. Its size follows from shapes, not from lengths, so a captured graph serves every step. Tickets
+the place of its parts. Its size follows from shapes, so a captured graph serves every step. Tickets
 are 0 between launches; two launches that may run at once must not share them.
 """
 

@@ -171,7 +171,7 @@ def take_sums(ctx, place, o):
 
 @gluon.jit
 def row_numbers(tile, o):
-    """Loads four numbers per row [64, 4] from shared memory, into the lanes that have the row in accumulator `o`."""
+    """Loads four numbers per row [64, 4] into the lanes that have the row in accumulator `o`."""
     quads = as_quads(o)
     rows: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, quads.type.layout))
     return tile.load(rows)
@@ -179,7 +179,7 @@ def row_numbers(tile, o):
 
 @gluon.jit
 def fetch_queries(ctx, item):
-    """Copies the item's queries to shared memory; rows past the end are 0."""
+    """Copies queries to shared memory; rows past the end are 0."""
     config: gl.constexpr = ctx.config
     gl.barrier()  # all warps have read the previous item's queries
     copy_queries(ctx, item, ctx.q.rope, ctx.rings.q_rope.index(0), ctx.q.rope_column, config.rope)

@@ -73,7 +73,7 @@ def copy_latent_scales(ctx, slot, item, i, pages):
 
 @gluon.jit
 def fetch_fractions(ctx, item):
-    """Copies the item's queries to shared memory, divided by a power of two per row; returns the powers [R]. Columns
+    """Copies queries to shared memory, divided by a power of two per row; returns the powers [R]. Columns
     are permuted as the latents' (`in_key_order`), rotary ones only if keys' rotary parts have 8 bits."""
     config: gl.constexpr = ctx.config
     latent = query_columns(ctx, item, ctx.q.latent, 0, config.dim_v)

@@ -46,7 +46,7 @@ class QueryTile:
 
 @gluon.jit
 def attend_role(ctx, wg):
-    """Computes one query tile after the other, until the producer publishes that none is left."""
+    """Computes query tiles, until the producer publishes that none is left."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     q_state = consumer_state(config.q_stages)

@@ -328,7 +328,7 @@ def unsplit_microseconds(problem: Problem, candidate: Candidate, target: Arch) -
 
 
 def _shared_evenly(problem: Problem, candidate: Candidate, target: Arch) -> float:
-    """Lower bound of a call's time in µs: its work spread evenly over the SMs."""
+    """Lower bound of a call's time: its work spread evenly over the SMs."""
     heads = problem.batch * problem.heads_q
     return LAUNCH_US + candidate.head_microseconds * heads / target.processors
 

@@ -143,7 +143,7 @@ class SM90Config(KeyTileSizes, EightBitSizes):
 
     @property
     def converts(self) -> bool:
-        """Whether a warpgroup converts 8-bit tiles to 16 bits (eight_bit/convert.py)."""
+        """Whether a warpgroup widens 8-bit tiles (eight_bit/convert.py)."""
         return self.eight_bit is not None and not self.eight_bit.widened and not self.products
 
     @property

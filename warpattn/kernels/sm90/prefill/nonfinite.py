@@ -2,8 +2,8 @@
 
 P·V multiplies a hidden value by 0, and 0 times NaN or infinity is NaN. Testing V tiles in the loop over key tiles cost
 5 to 18 % of causal prefill (H200). But a value that is not finite spoils its column in every row of the accumulator, so
-it is enough to test the first row of the finished output. The epilogue does that in the first warp, which wrote that
-row to shared memory: it reads the row there, 4 bytes a lane, and votes. If a lane saw such a number, the warp's first
+it is enough to test the first row of the finished output. The first warp, which wrote that
+row to shared memory, reads it there, 4 bytes a lane, and votes. If a lane saw such a number, the warp's first
 thread, which wrote O[0, :2], puts the tile at the head of the warpgroup's linked list. Each link overwrites the first
 4 bytes of its tile's output, so a list may have any length:
 

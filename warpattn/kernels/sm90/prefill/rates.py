@@ -1,7 +1,7 @@
 """Measured rates of the tiles that Hopper's prefill may have: how long an SM takes for each. choice.py estimates the
 time of configurations from them; a plan's reasons name the row of its tile.
 
-The rates are fitted to the times in `RECORDS` (all configurations of 30 random shapes each, by `COMMAND`, seeds 0, 2
+The rates are fitted to the times in `RECORDS` (30 random shapes each, by `COMMAND`, seeds 0, 2
 and 3) and to experiments 117, 119, 121, 123, 171 and 189 in bench/notes.md. In the model, a call takes as long as the
 SM that ends last, plus `LAUNCH_US`, plus (`ALONE` - 1) times the longest tile. `python -m bench.rates` prints how far
 each row is from the times: 2 to 12 % (root mean square), 13 % for 128 x 128 at 64 columns and 256 x 32 at 96.

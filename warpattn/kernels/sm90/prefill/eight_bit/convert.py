@@ -4,7 +4,7 @@
                         slot of K or V        registers                    the same slot
 
 wgmma reads its right operand from shared memory only, so the warpgroup writes the 16-bit tile back. It holds all of the
-8-bit tile in registers before it writes the first 16-bit element; so both forms share one slot, and rings are as deep
+8-bit tile in registers before it writes the first 16-bit element: both forms share one slot, and rings are as deep
 as with 16 bits.
 
 Operands are fp16, which holds every e4m3 and e5m2 value and takes a quarter of the instructions that bf16 takes.
