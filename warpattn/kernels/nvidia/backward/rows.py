@@ -1,6 +1,6 @@
 """The rows of a program in the kernels before and after the main one, in a dense batch or packed sequences.
 
-In the kernels' own numbers each sequence is padded to PADDING rows, and a program takes ROWS of these, so that all
+In the kernels' own numbers sequences begin at multiples of PADDING, and a program takes ROWS rows, so that all
 belong to one sequence. For packed sequences it finds that by counting how many begin before.
 """
 

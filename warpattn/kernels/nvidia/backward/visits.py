@@ -94,7 +94,7 @@ class Work:
 
     @gluon.jit
     def downward(self, number, config: gl.constexpr):
-        """Whether a key tile visits rows from the last to the first, as every other lap does. CTAs of such a lap begin
+        """Whether a key tile visits rows from the last to the first: in every other lap. CTAs of such a lap begin
         together, at the last rows. Those of the next lap begin as these end, the longest first, so they end together,
         at the last rows, too. For `mirrored` laps see `mirrored_tile`."""
         if config.mirrored:

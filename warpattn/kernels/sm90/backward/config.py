@@ -134,7 +134,7 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def dq_buffers(self) -> int:
-        """Shared-memory buffers from which TMA adds dQ to global memory."""
+        """Buffers from which TMA adds dQ to global memory."""
         return CONSUMERS if self.attend_adds else min(self.ds_stages, self.dq_parts)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Computes the tiles that nonfinite.py listed a second time, in one warpgroup, after all roles have ended.
+"""Computes again the tiles that nonfinite.py listed, in one warpgroup, after all roles have ended.
 
 The rings are free then, so it loads one tile at a time into their first slots, without overlap: almost no launch gets
 here. V tiles with finite values are multiplied as usual; others are added key by key, to the rows that see the key:
