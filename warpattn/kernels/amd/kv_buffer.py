@@ -1,16 +1,16 @@
 """Buffers that move strips of K or V from DRAM to the matrix cores, in four ways.
 
       KVBuffer       DRAM ─▶ registers ─▶ LDS ─▶ registers    the next strip is loaded while this one is multiplied
-      KVBufferOwn    DRAM ─▶ registers ────────▶ registers    the same where each wave multiplies what it has loaded
+      KVBufferOwn    DRAM ─▶ registers ────────▶ registers    the same; each wave multiplies what it has loaded
       KVBufferLDS    DRAM ─────DMA─────▶ LDS ─▶ registers     one slot: load, wait for all of it, multiply
       KVBufferRing   DRAM ─────DMA─────▶ LDS ─▶ registers     two or more slots, waits for the oldest load only
 
-The verbs, in the order of their calls:
+The methods, in the order of their calls:
 
       load_from_dram    start a load
       operand           KVBuffer, KVBufferOwn: the loaded registers as the operand of a product
       wait_for          KVBufferLDS, KVBufferRing: wait until the DMA has filled the slot
-      load_from_shared  the same two: read the strip as the operand of a product
+      load_from_shared  the same two: reads the strip as the operand of a product
 
 A slot is acquired and released by barriers of the workgroup, which the compiler inserts (its analysis of shared memory;
 `machine_code.gcn` checks the outcome): where a strip becomes readable, and before it is overwritten.
@@ -181,7 +181,7 @@ def load_rows(rows, cols, config: gl.constexpr):
 
 @gluon.aggregate
 class KVBufferLDS:
-    """By DMA with one slot: nothing is in flight while a strip is multiplied."""
+    """DMA with one slot: nothing is in flight while a strip is multiplied."""
 
     smem: gl.shared_memory_descriptor
     config: gl.constexpr
@@ -204,7 +204,7 @@ class KVBufferLDS:
 
 @gluon.aggregate
 class KVBufferRing:
-    """By DMA with several slots; a strip is a whole tile."""
+    """DMA with several slots; a strip is a whole tile."""
 
     smem: gl.shared_memory_descriptor
     config: gl.constexpr

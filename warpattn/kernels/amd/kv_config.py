@@ -1,4 +1,4 @@
-"""How keys and values get from DRAM to the matrix cores of gfx942 and gfx950: one buffer of K or of V, as a value.
+"""Configuration of a buffer of K or V, from DRAM to the matrix cores of gfx942 and gfx950.
 
 A key tile is split into strips: K along the head dim (each strip adds to the same scores), V along the keys (each strip
 adds to the same output). LDS holds whole strips:
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from warpattn.problem.element import Element
 
 KINDS = ("registers", "lds", "ring")
-WAVE = 64  # lanes
+WAVE = 64  # lanes of a wave
 VECTOR = 8  # two-byte elements in 16 bytes: a lane reads so many from LDS at once
 
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from warpattn.problem.argument_types import Int64
 
-TILE_BYTES = 8192  # of keys, and of values, that a program copies: four 16-byte loads a thread
-ROWS = (4, 64)  # of a program: least, most
+TILE_BYTES = 8192  # bytes of K, and of V, that a program copies: four 16-byte loads a thread
+ROWS = (4, 64)  # least and most rows of a program
 VECTOR = 16  # bytes of a load where all rows start at multiples of it
 
 
@@ -34,7 +34,7 @@ class AppendConfig:
     """What both append kernels are compiled for."""
 
     dims: tuple[int, ...]  # head dims of keys and values; of keys alone
-    rows: int  # of a program: one head of one token each
+    rows: int  # rows of a program: one head of one token each
     run: int  # elements, of which strides are multiples
     rotation: Rotation | None
     eight_bit: EightBitPages | None = None
@@ -85,7 +85,7 @@ class TableArgs(NamedTuple):
 
 
 class SlotArgs(NamedTuple):
-    """The same by slots; positions, which rotation reads, may be None."""
+    """Places by slots; positions, which rotation reads, may be None."""
 
     slots: Any  # int32* or int64*
     positions: Any  # int32* or int64*

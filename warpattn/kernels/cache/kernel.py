@@ -1,12 +1,12 @@
 """Writes new keys and values into the pages of a cache, and rotates the keys if tables are given.
 
-A program copies a few rows, one head of one new token each; what gives a row its place in the cache is a value with the
+A program copies a few rows, one head of one new token each. A row's place in the cache comes from a value with the
 method `at`:
 
       TablePlaces    position from the length of the sequence, page from the block table
       SlotPlaces     slot = page · page size + row, from a list; below 0: padding
 
-Rows of new tokens are read while their places are still on the way. Rotation reads each element's partner once more,
+Rows of new tokens are loaded while their places are in flight. Rotation reads each element's partner once more,
 from L1:
 
       half-split    x[c] · cos[c mod R/2]  -+  x[c ± R/2] · sin[c mod R/2]      first R columns, first half minus

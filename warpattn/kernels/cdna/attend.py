@@ -21,7 +21,7 @@ from .work_tile import keys_of, kv_sources, load_queries, tile_rows
 
 @gluon.jit
 def attend(ctx, work):
-    """One tile of rows against its partition of the keys."""
+    """Does one tile of rows against its partition of the keys."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = product_layout(config)
     q = load_queries(ctx.tensors, ctx.shape, work, tile_rows(scores_operand(config, 0), config), config, ctx.traits)

@@ -1,1 +1,1 @@
-"""What every NVIDIA kernel is built from: rings of tiles between warps."""
+"""What kernels of all NVIDIA architectures share: rings, clipped TMA, backward kernels."""

@@ -1,4 +1,4 @@
-"""What launches of NVIDIA kernels hand to them as named tuples, see `StridedRows`. Nothing here imports Triton."""
+"""Named tuples that launches of NVIDIA kernels pass to them as arguments. This file imports no Triton."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from warpattn.problem.operands import run_strides
 
 
 class StridedRows(NamedTuple):
-    """A tensor (batch or page, token or row, head, dim): its strides, but the last, in runs of 8 elements."""
+    """A tensor (batch or page, token or row, head, dim); strides, except the last, are in runs of 8 elements."""
 
     pointer: Any
     outer: Int64  # from one batch entry or page to the next
@@ -20,7 +20,7 @@ class StridedRows(NamedTuple):
 
 
 class LatentQueryArgs(NamedTuple):
-    """Queries of latent attention in two tensors, each as a kernel takes one."""
+    """Queries of latent attention in two tensors: latent and rotary columns."""
 
     latent: Any
     rope: Any
@@ -37,11 +37,11 @@ class CombineShape(NamedTuple):
 
 
 class ListedArgs(NamedTuple):
-    """The tile list of `scheduler_varlen`, of whose row tiles alone parts are combined."""
+    """The tile list of `scheduler_varlen`: only parts of its row tiles are combined."""
 
     pointer: Any
-    tokens: Any  # of a row tile, int32
-    row_unit: Any  # tokens of a start, int32: 1 where sequences lie end to end, else those of a sequence
+    tokens: Any  # tokens of a row tile, int32
+    row_unit: Any  # tokens per unit of a record's start, int32: 1 for packed sequences, else those of a sequence
 
 
 class CombinedArgs(NamedTuple):
@@ -54,14 +54,14 @@ class CombinedArgs(NamedTuple):
 
 
 class UsedRows(NamedTuple):
-    """Offsets of sequences laid end to end, and how many there are; rows after the last one are padding."""
+    """Offsets of sequences packed end to end, and their number; rows after the last sequence are padding."""
 
     batch: Any  # int32
     cu_q: Any
 
 
 class StridedArgs(NamedTuple):
-    """A (batch, token, head) array in global memory, and its strides."""
+    """A (batch, token, head) array in memory, and its strides."""
 
     pointer: Any
     batch: Int64

@@ -1,4 +1,4 @@
-"""Host side of `clipped_rows`: the tensor map of sequences that are clipped at their own ends, as a value."""
+"""Host side of `clipped_rows`: makes the tensor map for sequences that TMA clips at their own ends."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from warpattn.errors import AttentionError
 from warpattn.problem.launch import TensorMap
 
 ROWS = 1 << 30  # extent of the row dimension, as in `clipped_rows`
-EXTENT = (1 << 31) - (1 << 16)  # of the outer dimensions
+EXTENT = (1 << 31) - (1 << 16)  # extent of the outer dimensions
 WRAP = 1 << 34  # elements; times ROWS it is a multiple of 2**64 bytes
 
 
 class ClippedMap(NamedTuple):
-    """A kernel's argument for a `ClippedRows`."""
+    """The kernel argument for a `ClippedRows` or `ClippedColumns`."""
 
     map: Any  # a tuple of maps for a `ClippedColumns`
     step: Any  # offsets from one start to the next, int32
@@ -24,7 +24,7 @@ class ClippedMap(NamedTuple):
 
 
 def clipped_map(name: str, x: Tensor, rows: int, cols: int, heads: int = 1) -> ClippedMap:
-    """The argument for x (rows, heads, dim) or (starts, rows, heads, dim), in boxes of so many rows, heads and columns.
+    """The argument for x (rows, heads, dim) or (starts, rows, heads, dim); a box has `rows` x `heads` x `cols`.
 
     Every stride but the last must be a multiple of 8 elements, the last one 1. AttentionError if the rows are so
     far apart that 31 bits cannot count them.
@@ -42,13 +42,13 @@ def clipped_map(name: str, x: Tensor, rows: int, cols: int, heads: int = 1) -> C
 
 
 def clipped_maps(name: str, x: Tensor, rows: int, widths: tuple[int, ...], heads: int = 1) -> ClippedMap:
-    """The argument for a `ClippedColumns`: as `clipped_map`, with a tuple of maps, one for each width of boxes."""
+    """The argument for a `ClippedColumns`: as `clipped_map`, with a map for each of `widths`."""
     every = [clipped_map(name, x, rows, cols, heads) for cols in widths]
     return every[0]._replace(map=tuple(one.map for one in every))
 
 
 def _strides(x: Tensor) -> tuple[int, int, int]:
-    """Elements from a start, a row and a head to the next; for the only one, a number that fits the others."""
+    """Strides of starts, rows and heads in elements; for a dimension of size 1, a number that suits the others."""
     packed = 8 * -(-x.shape[-1] // 8)
     head = x.stride(-2) if x.shape[-2] > 1 else packed
     if x.ndim == 3:

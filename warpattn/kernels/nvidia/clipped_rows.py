@@ -1,16 +1,16 @@
 """TMA on sequences in one tensor, each clipped at its own end: loads read zeros past it, stores write nothing there.
 
-TMA clips a box at the extents of its tensor map, and a map has one extent for the rows of all sequences. So the map has
-five dimensions: the row dimension ends at 2^30, and two outer ones take back the distance to that end, because
-addresses wrap around at 2^64 (the idea is that of Triton's ragged descriptors):
+TMA clips a box at the extents of its tensor map, but a map has only one extent for rows. So the map has five
+dimensions. The row dimension ends at 2^30, and a sequence's last row gets the last coordinate before that end. Two
+outer dimensions move the address back, because addresses wrap around at 2^64 (as in Triton's ragged descriptors):
 
       dimension     wrap            offset                    rows           heads     columns
       extent        2^31 - 2^16     2^31 - 2^16               2^30           H         D
       stride        2^34 - row      step                      row            head      1          elements
       coordinate    2^30            start·step + n·unit       2^30 - n + i   h         c
 
-The row stride is `unit` times the offset's stride, so that the sum is 2^64 bytes + start of the sequence + i rows; rows
-from n on are outside. `start` counts the units that sequences are aligned to: rows, pages or batch entries.
+The row stride is `unit` offset strides, so the address is 2^64 bytes + start of the sequence + i rows, and rows from n
+on are outside. `start` counts rows, pages or batch entries, `step` offsets each.
 """
 
 from triton.experimental import gluon
@@ -30,30 +30,30 @@ class ClippedRows:
 
     @gluon.jit
     def load(self, start, length, row, head, full, smem, column: gl.constexpr = 0):
-        """Rows from `row` on of the sequence at `start`, columns from `column` on, into shared memory; zeros from
+        """Loads rows from `row` on, columns from `column` on, of the sequence at `start`; zeros from row
         `length` on."""
         offset = start * self.step + length * self.unit
         tma.async_load(self.desc, [FAR, offset, FAR - length + row, head, column], full, smem)
 
     @gluon.jit
     def store(self, start, length, row, head, column: gl.constexpr, smem):
-        """Rows from `row` on, out of shared memory; rows from `length` on keep their values."""
+        """Stores `smem` to rows from `row` on; rows from `length` on keep their values."""
         offset = start * self.step + length * self.unit
         tma.async_store(self.desc, [FAR, offset, FAR - length + row, head, column], smem)
 
 
 @gluon.aggregate
 class ClippedColumns:
-    """The same where tiles are in parts, with a box and its map for each."""
+    """`ClippedRows` for tiles in column parts, with a map for each part."""
 
     maps: gl.tuple
     step: gl.tensor
     unit: gl.tensor
-    column: gl.constexpr  # the first one
+    column: gl.constexpr  # first column
 
     @gluon.jit
     def load(self, start, length, row, head, full, smem):
-        """Rows from `row` on of the sequence at `start` into the parts of a tile; zeros from `length` on."""
+        """Loads rows from `row` on of the sequence at `start` into a tile's parts; zeros from `length` on."""
         offset = start * self.step + length * self.unit
         column = self.column
         for part in gl.static_range(len(smem)):
@@ -62,7 +62,7 @@ class ClippedColumns:
 
     @gluon.jit
     def store(self, start, length, row, head, column, smem):
-        """Rows from `row` on, columns from `column` on, out of parts; rows from `length` on keep their values."""
+        """Stores a tile's parts to rows from `row` on, columns from `column` on; rows from `length` on stay."""
         offset = start * self.step + length * self.unit
         column += self.column
         for part in gl.static_range(len(smem)):

@@ -1,4 +1,4 @@
-"""What a split of the keys needs beside its prefill launch: a workspace of parts, and the launch that combines them."""
+"""The workspace of a prefill with split keys, and the launch that combines its partial outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIONS = compile_options()
 
 
 class ListedRows(NamedTuple):
-    """Rows in a tile list, and at most how many row tiles it has."""
+    """The rows of a tile list, with an upper bound of its number of row tiles."""
 
     args: ListedArgs
     most: int
@@ -28,7 +28,7 @@ Only = ListedRows | UsedRows | None
 
 
 def workspace(problem: Problem, partitions: int, cols: int, q: Tensor) -> Parts:
-    """Memory for parts of (parts * batch, queries, heads) rows; ragged queries lie end to end, so their batch is 1."""
+    """Allocates partial outputs for (parts * batch, queries, heads) rows; for ragged queries the batch is 1."""
     batch = 1 if problem.ragged_queries else problem.batch
     return allocate_parts((partitions * batch, problem.seq_q, problem.heads_q), cols, q.device)
 
@@ -36,7 +36,7 @@ def workspace(problem: Problem, partitions: int, cols: int, q: Tensor) -> Parts:
 def combine_launch(
     arch: str, checked: CheckedCall, x: Operands, partitions: int, parts: Parts, only: Only = None
 ) -> Launch:
-    """The launch that combines the parts, of all rows or of `only` those."""
+    """The launch that combines partial outputs, of all rows or of `only` some."""
     p, cols = checked.problem, parts.o.shape[-1]
     tile = CombineTile(cols, 1 << (partitions - 1).bit_length())
     rows = parts.denominators.numel() // partitions

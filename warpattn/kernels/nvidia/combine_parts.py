@@ -1,10 +1,10 @@
-"""Second kernel of a split of prefill: the parts of every row become its output and its LSE.
+"""The kernel that combines partial outputs of a prefill with split keys into outputs and LSE.
 
       workspace   o [part, row, column] fp32, normalised over the part's keys      row = (batch, query, head)
                   denominators [part, row], packed; `NO_KEY` where the part saw no key
 
-The sink of a head joins here, once a row. Several rows a warp and all parts of a row in one thread: see combine.py. The
-launch overlaps the end of the one before (PDL).
+It adds the sink of a head to each row's denominator. A warp has several rows; one thread reads all parts of its columns
+(combine.py). The launch overlaps the end of the preceding one (PDL).
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ def combine_kernel(
     o_ptr, denominators_ptr, out, lse_ptr, sinks_ptr, shape, only,
     config: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
 ):  # fmt: skip
-    """`out`: `CombinedArgs`, strides in runs of 8 elements; `shape`: `CombineShape`; `only`: nothing, `ListedArgs`
-    or `UsedRows`; `config`: `CombineTile`. Grid: blocks of rows, of all or of each row tile of the list."""
+    """`out`: `CombinedArgs`, strides in runs of 8 elements; `shape`: `CombineShape`; `only`: None, `ListedArgs` or
+    `UsedRows`; `config`: `CombineTile`. Grid: blocks of rows, of all rows or of each row tile of the list."""
     gdc_wait()
     cols: gl.constexpr = config.cols
     layout: gl.constexpr = combine_layout(cols, config.most)
@@ -56,7 +56,7 @@ def combine_kernel(
 
 @gluon.jit
 def rows_of(shape, only):
-    """The first row of a program's row tile and the one after its last; of all rows without a list."""
+    """(first row, row after the last) of a program's row tile; of all rows without a list."""
     if len(only) == 0:
         return gl.to_tensor(0), shape.rows
     elif len(only) == 2:
@@ -73,5 +73,5 @@ def rows_of(shape, only):
 
 
 def combine_source(args: Mapping[str, Any], config: CombineTile, has_sinks: bool, has_lse: bool) -> GluonASTSource:
-    """What Triton compiles for a launch with `args`."""
+    """The kernel's source for a launch with `args`."""
     return kernel_source(combine_kernel, args, {"config": config, "has_sinks": has_sinks, "has_lse": has_lse})

@@ -1,25 +1,25 @@
-"""Values that are not finite in a tile of shared memory: whether there are any, and what takes them out.
+"""Tests tiles in shared memory for NaN and infinities, and replaces these.
 
-Whether there are any is asked of 32 bits at once: all bits of an exponent and one more of its lowest give a sign bit.
+The test looks at 32 bits at a time: if all bits of an exponent are set, adding its lowest bit carries into the sign.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-TURN_BYTES = 16 * 128  # of a tile that four warps reach at once
+TURN_BYTES = 16 * 128  # bytes of a tile that four warps access at once
 
 
 @gluon.constexpr_function
 def run_layout(columns, run):
-    """Registers of rows of a tile in a warpgroup, runs of 16 bytes."""
+    """Registers of a tile's rows in a warpgroup, `run` contiguous elements a thread."""
     lanes = min(columns // run, 32)
     return gl.BlockedLayout([1, run], [32 // lanes, lanes], [4, 1], [1, 0])
 
 
 @gluon.constexpr_function
 def exponents(dtype):
-    """(bits of the exponents, their lowest ones, the signs) of the numbers in 32 bits."""
+    """Masks for the numbers in 32 bits: (exponent bits, lowest exponent bits, sign bits)."""
     highest, lowest = {
         "fp32": (0x7F800000, 0x800000), "bf16": (0x7F80, 0x80), "fp16": (0x7C00, 0x400), "fp8e4nv": (0x7F, 1),
         "fp8e5": (0x7C, 4),
@@ -47,21 +47,21 @@ def any_nonfinite(tile):
 
 @gluon.jit
 def clear_nonfinite(tile):
-    """0 for what is NaN or infinite in a tile [N, columns] of 16 bits; called by four warps."""
+    """Replaces NaN and infinities in a 16-bit tile [N, columns] by 0; called by four warps."""
     replace_nonfinite(tile, 0)
 
 
 @gluon.jit
 def bound_nonfinite(tile):
-    """The largest number for infinities in a tile [N, columns] of 16 bits, so that a score of -inf keeps the weight 0,
-    and for NaN; called by four warps."""
+    """Replaces NaN and infinities in a 16-bit tile [N, columns] by the largest number, so that scores of -inf still
+    have weight 0; called by four warps."""
     bits: gl.constexpr = exponents(tile.dtype)
     replace_nonfinite(tile, bits[0] - 0x10001)
 
 
 @gluon.jit
 def replace_nonfinite(tile, magnitudes: gl.constexpr):
-    """Two `magnitudes`, in 32 bits, for what is not finite in a tile of 16 bits."""
+    """Replaces what is not finite in a 16-bit tile by two `magnitudes`, in 32 bits."""
     threads = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
     gl.inline_asm(replace_asm(tile.shape[0] * tile.shape[1], tile.dtype, magnitudes), "r,r", [tile, threads])
     fence_async_shared()

@@ -1,4 +1,4 @@
-"""One ring that K and V tiles take in turn: what loads it, and the tensor-core warp that reads it.
+"""One ring that K and V tiles share in turn: the load warp's side, and the tensor-core warp's side.
 
       slots      0    1    2    3    4    0 …
       tiles      K0   V0   K1   V1   K2   V2 …
@@ -22,23 +22,23 @@ from .pipelines import WARP_ARRIVE, PipelineState, StagedPipeline, consumer_stat
 
 @gluon.aggregate
 class KVPipeline(StagedPipeline):
-    """A ring that the tensor core reads, a tile for each sub-stage: tcgen05.commit releases slots when the products
-    issued so far have read them. Every barrier counts one arrival."""
+    """A ring that the tensor core reads, one tile per sub-stage. tcgen05.commit releases a slot once the products
+    issued so far have read it. Every barrier counts one arrival."""
 
     @gluon.jit
     def init(self):
-        """Initialise every barrier, before the roles start."""
+        """Initialises every barrier, before the roles start."""
         for i in gl.static_range(2 * self.stages * self.sub_stages):
             mbarrier.init(self.bars.index(i), count=1)
 
     @gluon.jit
     def consumer_release(self, state, sub: gl.constexpr = 0):
-        """Release a slot's sub-stage when the products issued so far are done."""
+        """Releases a slot's sub-stage once the products issued so far are done."""
         tcgen05_commit(self.empty(state.index, sub))
 
     @gluon.jit
     def consumer_release_at(self, index, sub: gl.constexpr = 0):
-        """Release the sub-stage of slot `index`, whichever slot the consumer has reached."""
+        """`consumer_release` for slot `index` instead of the consumer's current one."""
         tcgen05_commit(self.empty(index, sub))
 
 
@@ -51,8 +51,8 @@ def make_kv_pipeline(smem, stages: gl.constexpr, sub_stages: gl.constexpr = 1):
 
 @gluon.aggregate
 class PairKVPipeline(KVPipeline):
-    """The ring of a pair of CTAs, with a part of every tile in each. The copies of both complete the full barriers of
-    the leader, which issues the products; their commits reach the empty barriers of both, as each loads for itself."""
+    """The ring of a CTA pair; each CTA loads and holds a part of every tile. Copies of both complete the full barriers
+    of the leader, which issues the products; its commits arrive on the empty barriers of both."""
 
     empties: gl.shared_memory_descriptor  # [stages * sub_stages, 2]; `bars` has the full ones, [stages * sub_stages, 1]
 
@@ -77,7 +77,7 @@ def make_pair_pipeline(smem, stages: gl.constexpr, sub_stages: gl.constexpr = 1)
 
 @gluon.aggregate
 class SharedKVPipeline(KVPipeline):
-    """The same ring where warps read slots, `readers` of them, and release them once each."""
+    """A `KVPipeline` whose slots are read by `readers` warps, each of which releases them once."""
 
     readers: gl.constexpr
 
@@ -89,13 +89,13 @@ class SharedKVPipeline(KVPipeline):
 
     @gluon.jit
     def consumer_release(self, state, sub: gl.constexpr = 0):
-        """Release a slot's sub-stage: one arrival of each reading warp."""
+        """Releases a slot's sub-stage: one arrival of each reading warp."""
         gl.inline_asm(WARP_ARRIVE, "r,r", [self.empty(state.index, sub), gl.to_tensor(1)])
 
 
 @gluon.aggregate
 class KVProducerPipeline:
-    """The load warp's side. K and V tiles have the same `kv_bytes`; the state is a `PipelineState`."""
+    """The load warp's side of the ring. K and V tiles have the same `kv_bytes`; the state is a `PipelineState`."""
 
     kv_pipeline: gl.base_value  # KVPipeline or SharedKVPipeline
     kv_bytes: gl.constexpr
@@ -117,7 +117,7 @@ class KVProducerPipeline:
 
     @gluon.jit
     def get_k(self, state, mma_stage: gl.constexpr = 0, expect=True):
-        """(full barrier, shared memory) for a K tile. The barrier expects the tile's bytes, unless `expect` is false:
+        """(full barrier, shared memory) for a K tile. The barrier expects the tile's bytes unless `expect` is false;
         then the caller sets them together with those of other copies."""
         full = self.kv_pipeline.full(state.index, mma_stage)
         mbarrier.expect(full, self.kv_bytes, pred=expect)
@@ -130,7 +130,7 @@ class KVProducerPipeline:
 
     @gluon.jit
     def acquire_kv(self, state, mma_stage: gl.constexpr = 0):
-        """Wait until the current slot is empty."""
+        """Waits until the current slot is empty."""
         self.kv_pipeline.producer_acquire(state, mma_stage)
 
     @gluon.jit
@@ -146,7 +146,7 @@ class KVProducerPipeline:
 
 @gluon.aggregate
 class KVConsumerState:
-    """The consumer's next slot, and the slot of the V tile that it waited for last."""
+    """The consumer's next slot, and the slot of the V tile that it last waited for."""
 
     ring: PipelineState
     v_release_index: gl.tensor
@@ -154,7 +154,7 @@ class KVConsumerState:
 
 @gluon.aggregate
 class KVConsumerPipeline:
-    """The tensor-core warp's side."""
+    """The tensor-core warp's side of the ring."""
 
     kv_pipeline: KVPipeline
 
@@ -170,7 +170,7 @@ class KVConsumerPipeline:
 
     @gluon.jit
     def wait_k(self, state, mma_stage: gl.constexpr = 0):
-        """Wait for the next K tile."""
+        """Waits for the next K tile."""
         self.kv_pipeline.consumer_wait(state.ring, True, mma_stage)
 
     @gluon.jit
@@ -180,13 +180,13 @@ class KVConsumerPipeline:
 
     @gluon.jit
     def release_k(self, state, mma_stage: gl.constexpr = 0):
-        """Release the K tile when the products issued so far are done; returns the state after it."""
+        """Releases the K tile once the products issued so far are done; returns the next slot's state."""
         self.kv_pipeline.consumer_release(state.ring, mma_stage)
         return KVConsumerState(state.ring.step(), state.v_release_index)
 
     @gluon.jit
     def wait_v(self, state):
-        """Wait for the next V tile; returns the state that holds it."""
+        """Waits for the next V tile; returns the state that notes its slot."""
         self.kv_pipeline.consumer_wait(state.ring)
         return KVConsumerState(state.ring.step(), state.ring.index)
 
@@ -197,5 +197,5 @@ class KVConsumerPipeline:
 
     @gluon.jit
     def release_v(self, state):
-        """Release the V tile of the last `wait_v` when the products issued so far are done."""
+        """Releases the V tile of the last `wait_v` once the products issued so far are done."""
         self.kv_pipeline.consumer_release_at(state.v_release_index)

@@ -1,4 +1,4 @@
-"""Queries of latent attention on NVIDIA cards, in one tensor or in two."""
+"""Queries of latent attention on NVIDIA GPUs, in one tensor or two."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -6,8 +6,8 @@ from triton.experimental.gluon import language as gl
 
 @gluon.aggregate
 class LatentQueries:
-    """Where columns of queries are, as rows that an architecture addresses: latent ones, and the rotary ones from
-    column `rope_column` of theirs on."""
+    """Where the queries' columns are: `latent`, and `rope` from its column `rope_column` on; both address rows in the
+    architecture's way."""
 
     latent: gl.base_value
     rope: gl.base_value
@@ -15,5 +15,5 @@ class LatentQueries:
 
     @gluon.jit
     def after(self, token):
-        """The queries from a token on."""
+        """The queries from `token` on."""
         return LatentQueries(self.latent.after(token), self.rope.after(token), self.rope_column)

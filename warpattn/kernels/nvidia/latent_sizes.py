@@ -1,8 +1,8 @@
-"""Columns of latent attention's keys, [latent | rotary], whose latents are the values. Nothing here imports Triton."""
+"""Columns of latent attention's keys [latent | rotary]; latents are also the values. This file imports no Triton."""
 
 
 class LatentSizes:
-    """Sizes that follow from the head dims of a config; latents are two blocks, as no box has more than 256 columns."""
+    """Sizes that follow from a config's head dims. Latents are two blocks, since a TMA box has at most 256 columns."""
 
     dim_qk: int
     dim_v: int

@@ -1,4 +1,4 @@
-"""A number that the compiler does not know: so it shares no address with other code, and keeps none across a loop."""
+"""Hides a number from the compiler, which would otherwise hoist what is computed from it and keep that in registers."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -6,5 +6,5 @@ from triton.experimental.gluon import language as gl
 
 @gluon.jit
 def hide_from_compiler(x):
-    """An int32, hidden from the compiler."""
+    """`x` as int32, hidden from the compiler."""
     return gl.inline_asm("mov.u32 $0, $1;", "=r,r", [gl.to_tensor(x)], gl.int32)

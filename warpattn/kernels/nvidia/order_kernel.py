@@ -1,11 +1,11 @@
-"""From lengths on the device to the list of `scheduler_varlen`, longest tile first, without the host.
+"""The kernel that makes the tile list of `scheduler_varlen` from lengths on the device, longest tile first.
 
-Candidates, places in a batch where a query block may begin, are numbered without a sum over lengths: sequence b, whose
+Candidates (places in a batch where a query block may begin) are numbered without a sum over lengths: sequence b, whose
 rows begin at `start`, has the numbers from  start // block_m + b  on, a few more than it has blocks. A binary search in
-the offsets then finds the sequence of a number, and numbers without rows drop out because they sort last.
+the offsets finds the sequence of a number; numbers without rows sort last and are dropped.
 
-One program ranks 32 candidates: it counts the key tiles of each by the mask's span, and compares with all others, 256
-at a time. That is quadratic in the number of blocks, and needs neither atomics nor a second pass.
+One program ranks 32 candidates: it counts each one's key tiles by the mask's span and compares them with those of all
+others, 256 at a time. That is quadratic in the number of blocks, but needs neither atomics nor a second pass.
 
       number ──▶ sequence, first row ──▶ key tiles of the span ──▶ rank = how many are longer ──▶ record
 """
@@ -19,7 +19,7 @@ from ..pieces.scheduler_varlen import BLOCKS, COUNTER, RECORD
 from ..pieces.span import tile_span
 
 OWN = gl.constexpr(scheduler_sizes.PROGRAM_BLOCKS)  # candidates of a program
-OTHERS = gl.constexpr(256)  # candidates that they are compared with at a time
+OTHERS = gl.constexpr(256)  # candidates that a program's own are compared with at a time
 WARPS = gl.constexpr(scheduler_sizes.ORDER_WARPS)
 FLAT = gl.constexpr(gl.BlockedLayout([1], [32], [WARPS.value], [0]))  # [OTHERS]
 PAIRS = gl.constexpr(gl.BlockedLayout([1, 8], [1, 32], [WARPS.value, 1], [1, 0]))  # [OWN, OTHERS]
@@ -31,19 +31,18 @@ ALONG = gl.constexpr(gl.SliceLayout(0, PAIRS.value))  # [OTHERS]
 class Lengths:
     """The lengths of a batch."""
 
-    q: gl.tensor  # int32*: row offsets of the queries (batch + 1,); unused when every sequence has `seq_q`
+    q: gl.tensor  # int32*: row offsets of the queries (batch + 1,); unused if every sequence has `seq_q` queries
     k: gl.tensor  # int32*: row offsets of the keys (batch + 1,), or lengths (batch,)
     batch: gl.tensor
     seq_q: gl.tensor  # queries of every sequence
-    most_k: gl.tensor  # most keys of a sequence
-    least_q: gl.tensor  # ragged sequences with fewer queries count as without
-    ragged_q: gl.constexpr  # offsets of the queries; else equally many everywhere
-    ragged_k: gl.constexpr  # offsets of the keys; else lengths
+    most_k: gl.tensor  # maximum keys of a sequence
+    least_q: gl.tensor  # ragged sequences with fewer queries count as having none
+    ragged_q: gl.constexpr  # whether `q` has offsets; else every sequence has `seq_q` queries
+    ragged_k: gl.constexpr  # whether `k` has offsets; else lengths
 
     @gluon.jit
     def queries(self, b):
-        """(first row or number of the sequence, length) of the queries of sequences `b`; length 0 past the last
-        sequence."""
+        """(first row, or `b` if not ragged; number of queries) of sequences `b`; no queries past the last sequence."""
         inside = b < self.batch
         if self.ragged_q:
             start = gl.load(self.q + b, mask=inside, other=0)
@@ -69,13 +68,13 @@ def order_kernel(
     q_ptr, k_ptr, list_ptr, shape, mask_args, ragged_q: gl.constexpr, ragged_k: gl.constexpr,
     span: gl.constexpr, block_m: gl.constexpr, block_n: gl.constexpr,
 ):  # fmt: skip
-    """Write the list. `shape` is an `OrderShape`; `span` is that of `Modifiers`.
+    """Writes the list. `shape` is an `OrderShape`; `span` is that of `Modifiers`.
 
-    Grid: `OWN` of the candidates a program; a program without a candidate writes no record. The
-    attention kernel, which comes next, starts meanwhile (PDL).
+    Grid: one program per `OWN` candidates; a program without candidates writes no record. The attention kernel that
+    follows may start meanwhile (PDL).
     """
     gdc_wait()
-    gdc_launch_dependents()  # of all kernels before this one none runs any more
+    gdc_launch_dependents()  # all kernels before this one have ended
     lengths = Lengths(q_ptr, k_ptr, shape.batch, shape.seq_q, shape.most_k, shape.least_q, ragged_q, ragged_k)
     number = gl.program_id(0) * OWN + gl.arange(0, OWN, DOWN)
     b, row = find_block(number, lengths, block_m)
@@ -112,7 +111,7 @@ def find_block(number, lengths, block_m: gl.constexpr):
     if lengths.ragged_q:
         b = gl.zeros_like(number)
         size = lengths.batch
-        while size > 1:  # the wanted sequence is one of the `size` from b on
+        while size > 1:  # the sequence is one of the `size` from b on
             half = size // 2
             start = gl.load(lengths.q + b + half)
             b = gl.where(start // block_m + b + half <= number, b + half, b)

@@ -2,8 +2,8 @@
 
 Every slot of a ring has a full and an empty mbarrier, or a pair for each sub-stage. The producer waits for *empty*,
 sets the bytes that *full* expects and starts the copy; the copy itself completes *full*. A consumer waits for *full*,
-reads, and releases the slot on *empty*: once per warp where warps read it, with a commit where the tensor core does
-(`KVPipeline` in kv_ring.py).
+reads, and releases the slot by arriving on *empty*: once per warp where warps read it, by a commit where the tensor
+core does (`KVPipeline` in kv_ring.py).
 
       producer                    slot 0   slot 1                    consumer
       wait empty[i]  ──▶  load  ──▶ [ tile ][ tile ] ──▶  wait full[i] ──▶ read ──▶ release on empty[i]
@@ -57,7 +57,7 @@ def consumer_state(stages: gl.constexpr):
 class StagedPipeline:
     """A ring of `stages` slots of `parts` tiles; a slot has `sub_stages`, each with its own barriers."""
 
-    smem: gl.base_value  # memory [stages * parts, ...], or what has its `index`
+    smem: gl.base_value  # shared memory [stages * parts, ...], or an aggregate with its method `index`
     bars: gl.shared_memory_descriptor  # [2 * stages * sub_stages, 1]
     stages: gl.constexpr
     parts: gl.constexpr
@@ -80,41 +80,41 @@ class StagedPipeline:
 
     @gluon.jit
     def producer_acquire(self, state, sub: gl.constexpr = 0):
-        """Wait until a slot's sub-stage is empty; returns its full barrier."""
+        """Waits until a slot's sub-stage is empty; returns its full barrier."""
         mbarrier.wait(self.empty(state.index, sub), state.phase)
         return self.full(state.index, sub)
 
     @gluon.jit
     def consumer_wait(self, state, pred=True, sub: gl.constexpr = 0):
-        """Wait until a slot's sub-stage is full, if `pred`."""
+        """Waits until a slot's sub-stage is full, if `pred`."""
         mbarrier.wait(self.full(state.index, sub), state.phase, pred=pred)
 
     @gluon.jit
     def warps_wait(self, state):
-        """Wait until a slot is full, every warp of a consumer by itself.
+        """Waits until a slot is full, every warp of a consumer by itself.
 
-        `consumer_wait` lets them meet first: the compiler takes two waits for two uses of one place in memory, and puts
-        a barrier among the warps before the second. In a loop over key tiles that is 1 % of the time (H200).
+        With `consumer_wait` the compiler takes two waits for two uses of one place in memory, and synchronises the
+        warps before the second. In a loop over key tiles that costs 1 % of the time (H200).
         """
         gl.inline_asm(WARP_WAIT, "r,r", [self.full(state.index), state.phase])
 
     @gluon.jit
     def consumer_release(self, state, pred=True):
-        """Release the slot: one arrival of each of the consumer's four warps on the empty barrier.
+        """Releases the slot, if `pred`: each of the consumer's four warps arrives on the empty barrier.
 
-        Per warp, because the compiler puts a barrier among the warps before an arrival of the whole warpgroup.
+        Each warp arrives by itself, because the compiler synchronises the warps before an arrival of the warpgroup.
         """
         gl.inline_asm(WARP_ARRIVE, "r,r", [self.empty(state.index), gl.to_tensor(pred).to(gl.int32)])
 
     @gluon.jit
     def producer_commit(self, state):
-        """Hand over a slot that the producer's four warps wrote: one arrival of each on the full barrier."""
+        """Hands over a slot that the producer's four warps wrote: each warp arrives on the full barrier."""
         gl.inline_asm(WARP_ARRIVE, "r,r", [self.full(state.index), gl.to_tensor(1)])
 
 
 @gluon.constexpr_function
 def empty_arrivals(topology, name):
-    """Arrivals that complete an empty barrier of an edge."""
+    """Arrivals that complete an empty barrier of edge `name`."""
     return topology.empty_arrivals(name)
 
 
@@ -123,8 +123,8 @@ def make_pipeline(
     smem, arrivals: gl.constexpr, stages: gl.constexpr, parts: gl.constexpr = 1, more: gl.constexpr = 0,
     fills: gl.constexpr = 1, arrivals_of_more: gl.constexpr = 1,
 ):  # fmt: skip
-    """A ring over `smem` [stages * parts, ...] with initialised barriers: full completes on `fills` arrivals, one and
-    its bytes for TMA; empty on `arrivals`, one of each consumer warp. `more` barriers of `arrivals_of_more` follow."""
+    """Makes a ring over `smem` [stages * parts, ...] and initialises its barriers: full ones complete on `fills`
+    arrivals (1 and the bytes for TMA), empty ones on `arrivals`. `more` barriers of `arrivals_of_more` follow."""
     bars = mbarrier.allocate_mbarrier(batch=2 * stages + more)
     for i in gl.static_range(stages):
         mbarrier.init(bars.index(i), count=fills)
@@ -136,7 +136,7 @@ def make_pipeline(
 
 @gluon.constexpr_function
 def tile_box(rows, cols, clipped, packed=1):
-    """Shape of a tile of rows of `packed` heads in its descriptor: 4-D, or 5-D for a `ClippedRows`."""
+    """Shape of a tile's TMA box, with rows of `packed` heads: 4-D, or 5-D for `ClippedRows`."""
     return (1,) * (1 + clipped) + (rows // packed, packed, cols)
 
 
@@ -151,7 +151,7 @@ def make_tiles(
     count: gl.constexpr, rows: gl.constexpr, cols: gl.constexpr, dtype: gl.constexpr, clipped: gl.constexpr,
     packed: gl.constexpr = 1,
 ):  # fmt: skip
-    """Shared memory of `count` tiles."""
+    """Shared memory for `count` tiles."""
     box: gl.constexpr = tile_box(rows, cols, clipped, packed)
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(box, dtype)
     return gl.allocate_shared_memory(dtype, stacked(count, box), layout)

@@ -1,4 +1,4 @@
-"""An array in global memory that threads address themselves, by its strides."""
+"""An array in memory that threads address by its strides, without TMA."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -6,7 +6,7 @@ from triton.experimental.gluon import language as gl
 
 @gluon.aggregate
 class Strided:
-    """A (batch, token, head) array in global memory whose entries are rows, or numbers: strides in `unit` elements."""
+    """A (batch, token, head) array in memory whose entries are rows or numbers; strides in `unit` elements."""
 
     pointer: gl.tensor
     batch: gl.tensor
@@ -22,5 +22,5 @@ class Strided:
 
     @gluon.jit
     def after(self, token):
-        """The array from a token on."""
+        """The array from `token` on."""
         return gl.aggregate_replace(self, pointer=self.pointer + token.to(gl.int64) * self.token * self.unit)

@@ -1,6 +1,6 @@
-"""A ring for K and one for V: what loads them, and the tensor-core warp that reads them.
+"""A ring for K and one for V: the load warp's side, and the side of the tensor-core warp that reads them.
 
-S = Q·Kᵀ contracts over the head dim, so it can start with the first columns of Q and K; O = P·V contracts over the keys
+S = Q·Kᵀ sums over the head dim, so it can start when the first columns of Q and K have arrived; O = P·V sums over keys
 and needs a whole V tile. So a K tile has `num_qk_stages` chunks of columns, each with its own barriers, a V tile one:
 
       K ring     [ chunk 0 │ chunk 1 ] [ chunk 0 │ chunk 1 ] …     barriers per chunk
@@ -22,7 +22,7 @@ from .pipelines import PipelineState, consumer_state, producer_state
 
 @gluon.aggregate
 class TMAProducerPipeline:
-    """The load warp's side of the K ring (`is_k`) or the V ring. `bytes` are a chunk's in one CTA."""
+    """The load warp's side of the K ring (`is_k`) or the V ring. `bytes`: bytes of a chunk in one CTA."""
 
     pipeline: base_value  # KVPipeline or PairKVPipeline
     is_k: gl.constexpr
@@ -42,7 +42,7 @@ class TMAProducerPipeline:
 
     @gluon.jit
     def acquire(self, state, qk_stage: gl.constexpr = 0):
-        """Wait until a chunk of the current slot is empty."""
+        """Waits until a chunk of the current slot is empty."""
         self.pipeline.producer_acquire(state, qk_stage)
 
     @gluon.jit
@@ -84,12 +84,12 @@ class TMAConsumerPipeline:
 
     @gluon.jit
     def wait(self, state, qk_stage: gl.constexpr = 0):
-        """Wait until a chunk of the current slot is full."""
+        """Waits until a chunk of the current slot is full."""
         self.pipeline.consumer_wait(state, True, qk_stage)
 
     @gluon.jit
     def release(self, state, qk_stage: gl.constexpr = 0):
-        """Release a chunk when the products issued so far are done; the last chunk's returns the state of the next
+        """Releases a chunk once the products issued so far are done; with the last chunk, returns the state of the next
         slot."""
         self.pipeline.consumer_release(state, qk_stage)
         if qk_stage == self.pipeline.sub_stages - 1:
@@ -99,7 +99,7 @@ class TMAConsumerPipeline:
 
     @gluon.jit
     def release_at(self, index):
-        """Release slot `index` of V; the state stays."""
+        """Releases V slot `index` without changing the state."""
         gl.static_assert(not self.is_k, "only V is released late")
         self.pipeline.consumer_release_at(index)
 
@@ -148,7 +148,7 @@ class KVProducerRings:
 
 @gluon.aggregate
 class KVRingsState:
-    """The consumer's next slots in both rings, and the slot of the V tile that it waited for last."""
+    """The consumer's next slots in both rings, and the slot of the V tile that it last waited for."""
 
     k: PipelineState
     v: PipelineState

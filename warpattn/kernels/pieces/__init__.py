@@ -9,6 +9,6 @@ first implementation, and DESIGN.md lists methods and classes; tests/repo/test_p
       row sources   rows of Q, K, V or O on Blackwell                sm100/global_rows.py
       feeds         Q·Kᵀ and P·V of a key tile on CDNA               cdna/feed.py
 
-What the rings of nvidia/pipelines.py are to NVIDIA, the buffers of amd/kv_buffer.py are to CDNA; DESIGN.md compares
-their verbs act by act.
+The rings of nvidia/pipelines.py correspond to the buffers of amd/kv_buffer.py on CDNA; DESIGN.md compares their methods
+one by one.
 """

@@ -1,10 +1,10 @@
-"""Combining partial results of a row: outputs normalised over their own keys, with their denominators.
+"""Combines partial outputs of a row, each normalised over its own keys, by their denominators.
 
-With e^m · l the denominator of each part and M the largest m, the row's is  e^M · L,  L = Σ e^(m - M) · l,  and its
-output Σ e^(m - M) · l · o / L. The logarithm of e^m · l alone would lose l beyond 2^16.
-A part without visible keys has the lowest m and l = 0, and counts for nothing; one with a NaN has l = NaN, which the
-sum carries. Parts are added in a fixed order, in blocks of a fixed size, so the result does not depend on which CTA
-does it or when.
+If e^m · l is the denominator of a part and M the largest m, then the row's denominator is  e^M · L,  L = Σ e^(m - M) ·
+l,  and its output Σ e^(m - M) · l · o / L. (A part's LSE alone would have no digits left for l beyond 2^16.)
+A part without visible keys has the lowest m and l = 0, and adds nothing; one with a NaN has l = NaN, which the
+sum propagates. Parts are added in a fixed order, in blocks of a fixed size, so the result does not depend on which CTA
+combines them or when.
 """
 
 from triton.experimental import gluon
@@ -25,8 +25,8 @@ class Partials:
 
     @gluon.jit
     def store(self, slot, o, denominator, column: gl.constexpr = 0, first=0):
-        """Write a part: `o` [M, N], rows `first` and columns `column` and on; `denominator` [M] in the layout of
-        its rows, written with the first columns; rows past the slot's are dropped."""
+        """Stores a part: `o` [M, N] to rows from `first` and columns from `column` on, and with the first columns
+        `denominator` [M], which is in the row layout of `o`. Rows past the slot's are dropped."""
         row = first + gl.arange(0, o.shape[0], denominator.l.type.layout)
         col = column + gl.arange(0, o.shape[1], gl.SliceLayout(0, o.type.layout))
         at = slot.to(gl.int64) * self.rows + row
@@ -37,7 +37,7 @@ class Partials:
 
 @gluon.aggregate
 class EqualParts:
-    """Rows with equally many parts: part i is in slot `first` + i · `step`."""
+    """Rows with the same number of parts: part i is in slot `first` + i · `step`."""
 
     first: gl.tensor
     step: gl.tensor
@@ -51,7 +51,7 @@ class EqualParts:
 
 @gluon.jit
 def with_sink(denominator, sink):
-    """(factor of the output, `Denominator`) after a logit `sink` has joined the denominator."""
+    """Adds a logit `sink` to a denominator; returns (factor of the output, `Denominator`)."""
     l = denominator.l
     factor, joined = finish_rows(denominator.m, l, 1.0, l != 0, sink, True)
     return factor * l, joined
@@ -94,14 +94,14 @@ def combine_rows(
 
 @gluon.constexpr_function
 def combine_block(cols, most=32, warps=4):
-    """(parts, rows) that so many warps combine at once, see `CombineTile`."""
+    """(parts, rows) that `warps` warps combine at once, see `CombineTile`."""
     tile = CombineTile(cols, most, warps)
     return (tile.parts, tile.rows)
 
 
 @gluon.constexpr_function
 def combine_layout(cols, most=32, warps=4):
-    """Registers of their [parts, rows, cols] partial outputs."""
+    """Registers of the [parts, rows, cols] partial outputs of `combine_block`."""
     return parts_layout(CombineTile(cols, most, warps))
 
 

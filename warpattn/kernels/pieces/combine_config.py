@@ -1,4 +1,4 @@
-"""Combining partial results, host side: the tile of a program as a value, and the workspace; imports no Triton."""
+"""Host side of combining partial outputs: the tile of a program, and the workspace; imports no Triton."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 COLUMNS_PER_LANE = 4
-MOST_COLUMNS = 128  # of a program: a row in a warp
-LANE_LOADS = 16  # of four columns that a lane has under way
+MOST_COLUMNS = 128  # most columns of a program: a row in a warp
+LANE_LOADS = 16  # loads of four columns that a lane has in flight
 FEW_PARTS = 4
 
 
@@ -23,13 +23,13 @@ class CombineTile:
     most: int = 32  # parts
     warps: int = 4
     lanes: int = 32  # of a warp
-    part_warps: int = 1  # warps that share out the parts
+    part_warps: int = 1  # warps among which the parts are divided
     lane_rows: int = 1  # rows of a lane
 
     @property
     def lane_parts(self) -> int:
-        """Many, because each further block waits for memory once more, but what 128 registers a lane hold; and at most
-        `most`, because each costs instructions even where there are fewer."""
+        """Parts of a lane: as many as 128 registers hold, because each further block waits for memory again; at most
+        `most`, because each costs instructions even if there are fewer."""
         return min(self.most, 32, 4096 // self.cols)
 
     @property
@@ -50,8 +50,8 @@ class CombineTile:
 
 
 def combine_tile(cols: int, parts: int) -> CombineTile:
-    """What a program of a combining kernel adds up at once: warps share out many parts, and of few parts a lane has
-    several rows. One tile for several numbers of parts, since each is a kernel; further parts are further blocks."""
+    """The tile of a program of a combining kernel: many parts are divided among warps; with few parts a lane has
+    several rows. A tile serves several numbers of parts, since each is a kernel; more parts take several blocks."""
     cols = min(cols, MOST_COLUMNS)
     if parts <= FEW_PARTS:
         return CombineTile(cols, FEW_PARTS, lane_rows=LANE_LOADS // FEW_PARTS)
@@ -66,6 +66,6 @@ class Parts(NamedTuple):
 
 
 def allocate_parts(rows: tuple[int, ...], cols: int, device: torch.device) -> Parts:
-    """Memory for parts with leading dimensions `rows`, not initialised."""
+    """Allocates memory for parts with leading dimensions `rows`, not initialised."""
     o = torch.empty(*rows, cols, dtype=torch.float32, device=device)
     return Parts(o, torch.empty(*rows, dtype=torch.int64, device=device))

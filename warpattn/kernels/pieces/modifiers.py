@@ -1,4 +1,4 @@
-"""Masks and scores inside a kernel: the compiled index functions and their calls.
+"""Masks and scores inside a kernel: their compiled index functions, and how kernels call them.
 
 `Modifiers` carries the functions that `codegen` generated from a mask and a score, with their captured tensors. Query
 indices are positions in key coordinates (row + len_k - len_q), as everywhere in the project.
@@ -65,7 +65,7 @@ class Modifiers:
 
 @gluon.jit
 def modifiers(functions: gl.constexpr, mask_args, score_args):
-    """Those of `Functions` or `BackwardFunctions`, with the tensors of the mask and of the score."""
+    """The `Modifiers` of a `Functions` or `BackwardFunctions`, with the tensors that mask and score capture."""
     return Modifiers(
         functions.keep, functions.hides_newer, functions.span, functions.score, mask_args, score_args
     )  # fmt: skip
@@ -73,7 +73,7 @@ def modifiers(functions: gl.constexpr, mask_args, score_args):
 
 @gluon.constexpr_function
 def folds_scale(score):
-    """Whether the exponential multiplies by the scale: no score function is given it."""
+    """Whether the softmax scale is applied in the exponential, because no score function takes it."""
     return score is None or score.function is None
 
 

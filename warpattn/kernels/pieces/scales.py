@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 
 from .modifiers import folds_scale
 
-LEAST_SCALE = gl.constexpr(2.0**-100)  # of scores: a smaller product of two scales makes exponents of 0 times infinity
+LEAST_SCALE = gl.constexpr(2.0**-100)  # least scale of scores: with a smaller one, exponents may be 0 times infinity
 
 
 @gluon.jit
@@ -49,7 +49,7 @@ def scores_scale(scale, head, mods, config: gl.constexpr, queries=None):
 
 @gluon.jit
 def output_scale(scale, head, config: gl.constexpr):
-    """The scale of all values of a key head, 1 where there is none."""
+    """The scale of V of tensor or head for a key head, 1 if there is none."""
     if has_scale(config, "v", "tensor", "head"):
         return head_scale(scale.v, head)
     else:
@@ -99,7 +99,7 @@ def scaled_rows(config, operand):
 
 @gluon.aggregate
 class OfTokens:
-    """What belongs to scales of tokens: of keys and of values, () where they have none."""
+    """What belongs to scales of K's and of V's tokens; () without."""
 
     k: gl.base_value
     v: gl.base_value

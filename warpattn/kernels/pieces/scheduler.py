@@ -1,13 +1,13 @@
-"""Which output tile is next: a dynamic scheduler that hands out the longest tiles first.
+"""The persistent tile scheduler of dense prefill: hands out output tiles dynamically, the longest first.
 
 Tiles are numbered section by section. A section is a run of (batch, head) pairs whose K and V fit in L2 together;
 inside it the query tiles go from the last (longest under a causal mask) to the first, heads fastest:
 
       tile ──▶ section ──▶ query tile (descending) ──▶ head inside the section
 
-The first tile of a CTA is its own number; the next ones are those of an atomic counter, which the last fetch resets to
-zero, so a launch leaves it as it found it. Only the producer asks; it writes batch, head and row of each tile into
-shared memory beside the queries, so that the four divisions are done once, and no other role waits for them.
+The first tile of a CTA is its own number; further ones come from an atomic counter, which the last fetch resets to
+zero for the next launch. Only the producer fetches tiles. It writes batch, head and row of each tile into shared memory
+beside the queries, so that the four divisions are done once and no other role waits for them.
 """
 
 from triton.experimental import gluon
@@ -50,19 +50,19 @@ class Work:
 
     @gluon.jit
     def place(self, tile, tokens: gl.constexpr):
-        """One int32 for a tile, not negative."""
+        """A non-negative int32 that names a tile."""
         return (tile.b * self.heads_q + tile.h) * self.m_tiles + tile.row // tokens
 
     @gluon.jit
     def tile_at(self, place, tokens: gl.constexpr):
-        """The tile at a place."""
+        """The tile with this `place`."""
         head = place // self.m_tiles
         b = head // self.heads_q
         return Tile(b, head - b * self.heads_q, (place - head * self.m_tiles) * tokens)
 
     @gluon.jit
     def lengths(self, tile):
-        """What has the `seq_q` and `seq_k` of a tile's sequence."""
+        """A value with the fields `seq_q` and `seq_k` of a tile's sequence."""
         return self
 
     @gluon.jit
@@ -77,7 +77,7 @@ class Work:
 
     @gluon.jit
     def publish(self, slots, index, tile):
-        """Write a tile into a slot, see `publish_tile`."""
+        """Writes a tile into a slot, see `publish_tile`."""
         publish_tile(slots, index, tile)
 
     @gluon.jit
@@ -116,8 +116,8 @@ def decode_tile(number, work, tokens: gl.constexpr, inside):
 
 @gluon.jit
 def fetch_next(counter, work, number):
-    """Start fetching the number after tile `number`; past the end nothing is fetched. `resolve_next` takes the answer,
-    [32], in its first lane: as a scalar the warp would wait for it here. The counter orders no other memory, so it is
+    """Starts fetching the tile number after `number`, unless that is past the end. The answer, in the first lane of
+    [32], goes to `resolve_next`; for a scalar the warp would wait here. The counter orders no other memory, hence
     relaxed."""
     lane = gl.arange(0, 32, LANES)
     wanted = (lane == 0) & (number < work.total())
@@ -135,7 +135,7 @@ def resolve_next(counter, work, number, taken):
 
 @gluon.jit
 def publish_tile(slots, index, tile):
-    """Write a tile into slot `index` of `slots` [stages * TILE_FIELDS, 1]; called by one warp."""
+    """Writes a tile into slot `index` of `slots` [stages * TILE_FIELDS, 1]; called by one warp."""
     put_field(slots.index(index * TILE_FIELDS), tile.b)
     put_field(slots.index(index * TILE_FIELDS + 1), tile.h)
     put_field(slots.index(index * TILE_FIELDS + 2), tile.row)
@@ -150,11 +150,11 @@ def read_tile(slots, index):
 
 @gluon.jit
 def put_field(slot, value):
-    """Write one field; called by one warp."""
+    """Writes one field; called by one warp."""
     slot.store(gl.full([1], value, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
 
 
 @gluon.jit
 def get_field(slot):
-    """Read one field; called by four warps."""
+    """Reads one field; called by four warps."""
     return gl.max(slot.load(gl.BlockedLayout([1], [32], [4], [0])), 0)

@@ -1,16 +1,16 @@
-"""Sizes that tile schedulers, launches and configs share. Nothing here imports Triton."""
+"""Sizes that tile schedulers, launches and configs share. This file imports no Triton."""
 
 from typing import Any, NamedTuple
 
 TILE_FIELDS = 3  # int32 of a dense tile in shared memory: batch, query head, first row
-SPLIT_TILE_FIELDS = 4  # and of a part of one: its number
-VARLEN_TILE_FIELDS = 7  # and of a tile with lengths: batch, query head, first row, first query, queries, keys, number
-SPLIT_VARLEN_FIELDS = 8  # and of a part of one: its number
-RECORD = 8  # int32 of a record of the tile list, and of the head of the list
-BLOCKS = 0  # index in the head of the list: number of records
-COUNTER = 1  # index in the head of the list: tile counter
+SPLIT_TILE_FIELDS = 4  # int32 of a split-KV part of a dense tile: also the part's number
+VARLEN_TILE_FIELDS = 7  # int32 of a varlen tile: batch, query head, first row, first query, queries, keys, number
+SPLIT_VARLEN_FIELDS = 8  # int32 of a split-KV part of a varlen tile: also the part's number
+RECORD = 8  # int32 of a record of the tile list, and of the list's header
+BLOCKS = 0  # index in the header: number of records
+COUNTER = 1  # index in the header: tile counter
 PROGRAM_BLOCKS = 32  # possible query blocks that one program of order_kernel places
-ORDER_WARPS = 8  # of order_kernel; its layouts are made for them
+ORDER_WARPS = 8  # warps of order_kernel, for which its layouts are made
 
 
 class OrderShape(NamedTuple):

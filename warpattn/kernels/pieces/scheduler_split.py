@@ -1,11 +1,11 @@
-"""Output tiles whose keys are shared out over several CTAs, where there are fewer tiles than SMs.
+"""The tile scheduler with split keys (split-KV): several CTAs share the keys of an output tile.
 
       number ──▶ tile, part ──▶ the part's run of key tiles ──▶ O and LSE of the part in a workspace ──▶ combine_parts
 
-The parts of a tile have consecutive numbers. Each has at least one key tile: one past the end of the keys, all of which
-is hidden, where a tile has more parts than key tiles.
+The parts of a tile have consecutive numbers. Each has at least one key tile; if a tile has more parts than key tiles,
+some get a hidden one past the end of the keys.
 
-A CTA has a run of a span's key tiles. Partitions are front-loaded: with T tiles over P
+A part is a run of a span's key tiles. Partitions are front-loaded: with T tiles over P
 partitions, q = T // P and r = T % P, partition p has the tiles from p·q + min(p, r) to (p + 1)·q + min(p + 1, r). Two
 warpgroups of a CTA may take every other tile (specification: section 3.11):
 
@@ -41,7 +41,7 @@ class TileRun:
 
     @gluon.jit
     def every_other(self, which: gl.constexpr):
-        """The tiles of an even (0) or odd (1) number."""
+        """The tiles with even (0) or odd (1) numbers."""
         masked = (gl.maximum(self.masked - which, 0) + 1) // 2
         total = (gl.maximum(self.total - which, 0) + 1) // 2
         return TileRun(self.span, self.begin + which * self.step, self.step * 2, masked, total)
@@ -92,7 +92,7 @@ class KeyRun:
 
 @gluon.jit
 def keys_of_part(mods, tile, lengths, splits, config: gl.constexpr):
-    """The key tiles of a part; `lengths` has those of its sequence."""
+    """The key tiles of a part; `lengths` has `seq_q` and `seq_k` of its sequence."""
     span = tile_span(mods.key_span(tile, lengths, config.tokens), config.block_n)
     run = partition_tiles(span, tile.split, splits, True)
     none = run.total == 0
@@ -114,25 +114,25 @@ class SplitWork(Work):
 
     @gluon.jit
     def tile(self, number, tokens: gl.constexpr):
-        """Part `number` of all."""
+        """Part `number` among those of all tiles."""
         of_tile = number // self.splits
         tile = decode_tile(of_tile, self, tokens, number < self.total())
         return self.part(tile.b, tile.h, tile.row, number - of_tile * self.splits)
 
     @gluon.jit
     def part(self, b, h, row, split):
-        """Part number `split` of a tile."""
+        """Part `split` of a tile."""
         return SplitTile(b, h, row, split, split * self.batch + b)
 
     @gluon.jit
     def place(self, tile, tokens: gl.constexpr):
-        """One int32 for a part, not negative."""
+        """A non-negative int32 that names a part."""
         of_tile = (tile.b * self.heads_q + tile.h) * self.m_tiles + tile.row // tokens
         return of_tile * self.splits + tile.split
 
     @gluon.jit
     def tile_at(self, place, tokens: gl.constexpr):
-        """The part at a place."""
+        """The part with this `place`."""
         of_tile = place // self.splits
         head = of_tile // self.m_tiles
         b = head // self.heads_q
@@ -151,7 +151,7 @@ class SplitWork(Work):
 
     @gluon.jit
     def publish(self, slots, index, tile):
-        """Write a part into a slot of [stages * SPLIT_TILE_FIELDS, 1]; one warp calls it."""
+        """Writes a part into a slot of [stages * SPLIT_TILE_FIELDS, 1]; one warp calls it."""
         first = index * SPLIT_TILE_FIELDS
         put_field(slots.index(first), tile.b)
         put_field(slots.index(first + 1), tile.h)

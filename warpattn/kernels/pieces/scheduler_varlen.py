@@ -1,4 +1,4 @@
-"""Output tiles of sequences of different lengths: a list made on the device, longest tile first.
+"""The tile scheduler for sequences of different lengths: reads tiles from a list made on the device, longest first.
 
 `order_kernel` writes one record for every block of query rows of every sequence, sorted by the number of its key tiles.
 The scheduler then counts through (block, head) pairs as it does for a dense batch:
@@ -7,7 +7,7 @@ The scheduler then counts through (block, head) pairs as it does for a dense bat
 
       list   [blocks, counter, ...] [b, row, q_start, len_q, k_start, len_k, -, -] [b, row, ...] ...
 
-A tile carries the lengths of its sequence, through shared memory too, so that only the producer reads the list.
+A tile carries the lengths of its sequence, also through shared memory, so that only the producer reads the list.
 """
 
 from triton.experimental import gluon
@@ -44,7 +44,7 @@ class VarlenTile:
 
 @gluon.aggregate
 class VarlenScheduler:
-    """What `scheduler.Work` is to a dense batch."""
+    """As `scheduler.Work` for a dense batch."""
 
     heads_q: gl.tensor
     group: gl.tensor  # query heads per key head
@@ -67,17 +67,17 @@ class VarlenScheduler:
 
     @gluon.jit
     def place(self, tile, tokens: gl.constexpr):
-        """One int32 for a tile."""
+        """A non-negative int32 that names a tile."""
         return tile.number
 
     @gluon.jit
     def tile_at(self, place, tokens: gl.constexpr):
-        """The tile at a place."""
+        """The tile with this `place`."""
         return self.tile(place, tokens)
 
     @gluon.jit
     def lengths(self, tile):
-        """The value with `seq_q` and `seq_k` of a tile's sequence."""
+        """A value with the fields `seq_q` and `seq_k` of a tile's sequence."""
         return tile
 
     @gluon.jit
@@ -98,7 +98,7 @@ class VarlenScheduler:
 
     @gluon.jit
     def publish(self, slots, index, tile):
-        """Write a tile into a slot of [stages * VARLEN_TILE_FIELDS, 1]; one warp calls it."""
+        """Writes a tile into a slot of [stages * VARLEN_TILE_FIELDS, 1]; one warp calls it."""
         publish_lengths(slots, index * VARLEN_TILE_FIELDS, tile)
 
     @gluon.jit
@@ -128,7 +128,7 @@ def tile_of_list(work, number, inside):
 
 @gluon.jit
 def publish_lengths(slots, first, tile):
-    """Write a tile into the fields from `first` on; one warp calls it."""
+    """Writes a tile into the fields from `first` on; one warp calls it."""
     put_field(slots.index(first), tile.b)
     put_field(slots.index(first + 1), tile.h)
     put_field(slots.index(first + 2), tile.row)
@@ -153,14 +153,14 @@ def read_lengths(slots, first):
 
 @gluon.jit
 def extent_of(offsets, b):
-    """(first row, rows) of sequence `b` of those laid end to end."""
+    """(first row, number of rows) of packed sequence `b`."""
     first = gl.load(offsets + b)
     return first, gl.load(offsets + b + 1) - first
 
 
 @gluon.jit
 def extent_within(offsets, b, batch):
-    """The same where a launch may have more sequences than there are: nothing of those past `batch`."""
+    """`extent_of` where a launch may have more sequences than there are: those past `batch` have no rows."""
     there = b < batch
     first = gl.load(offsets + b, mask=there, other=0)
     return first, gl.load(offsets + b + 1, mask=there, other=0) - first

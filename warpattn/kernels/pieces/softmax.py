@@ -3,15 +3,15 @@
 The state of a row is a reference maximum `m` (unscaled scores) and a sum `l`; c = scale * log2(e) turns a score into
 a base-2 exponent, so that p = exp2(c * s - c * m) is one fused multiply-add and one exponential.
 
-Two things keep the work beside the tensor core short. The reference is lazy: it moves only when a score of the warp
-exceeds it by more than 2^8, so that p stays below 256 and the accumulator is almost never rescaled (FlashAttention-4,
-arXiv 2603.05451). It moves in the rows that exceed it and in no others, so a row's bits do not depend on the rest of
-its warp. And rows are not reduced across lanes: an accumulator spreads a row over a quad of four lanes, columns
-8 j + 2 lane + {0, 1}, so a [M, N] tile is seen as [M, N/8, 4, 2] and the state as [M, 4], one value a lane; `m` is
-equal in the four, `l` is summed over them once at the end.
+Two things keep the work beside the tensor core short. First, the reference is lazy: it moves only when a score's weight
+would exceed 2^8, so that p stays below 256 and the accumulator is almost never rescaled (FlashAttention-4, arXiv
+2603.05451). It moves only in the rows that exceed it, so a row's bits do not depend on the rest of its warp. Second,
+rows are not reduced across lanes. An accumulator spreads a row over a quad of four lanes, columns 8 j + 2 lane +
+{0, 1}, so an [M, N] tile is viewed as [M, N/8, 4, 2], and the state is [M, 4], one value a lane: `m` is equal in the
+four, `l` is summed over them once at the end.
 
-A NaN among a row's scores is one of its p, so its sum is NaN and with it factor and LSE; no maximum has to carry it.
-Scores of a score function may be any numbers: Hopper's kernels for them are in sm90/exact_softmax.py.
+A NaN among a row's scores makes one of its p, and so its sum, factor and LSE NaN; the maximum need not propagate it.
+Score functions may return numbers of any size; Hopper's kernels for these use sm90/exact_softmax.py.
 """
 
 from triton.experimental import gluon
@@ -20,8 +20,8 @@ from triton.experimental.gluon import language as gl
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
 HEADROOM = gl.constexpr(8.0)  # log2 of how far p may exceed 1 before the reference moves
-LARGEST = gl.constexpr(134217728.0)  # exponent up to which c * m is rounded by at most 4: p stays within fp16
-LOWEST = gl.constexpr(-3.4028234663852886e38)  # of finite numbers
+LARGEST = gl.constexpr(134217728.0)  # up to |c * m| = 2^27 its rounding error is at most 4, so p stays within fp16
+LOWEST = gl.constexpr(-3.4028234663852886e38)  # the lowest finite number
 NO_KEY = gl.constexpr(-0x80_0001 << 32)  # the packed `Denominator` of a row without a key: m is `LOWEST`, l is 0
 
 
@@ -33,7 +33,7 @@ class SoftmaxState:
 
 @gluon.jit
 def softmax_start(s, c, lift: gl.constexpr = 0.0):
-    """First tile: (state, p) of scores `s` [M, N]; hidden ones are -inf, whole rows may be. m is `lowered`."""
+    """First tile: (state, p) of scores `s` [M, N]. Hidden ones are -inf, perhaps whole rows. m is `lowered`."""
     quads = as_quads(s)
     m = lowered(quad_max(lane_max(quads)), c, lift)
     mc = exponent(m, c)
@@ -62,7 +62,7 @@ def softmax_step(state, s, c):
 
 @gluon.jit
 def lowered(m, c, lift: gl.constexpr):
-    """The reference for rows whose largest score is `m`, `lift` exponents below it: p may be 2^lift already."""
+    """The reference for rows whose largest score is `m`: `lift` exponents below it, so that p is up to 2^lift."""
     if lift == 0.0:
         return m
     else:
@@ -71,7 +71,7 @@ def lowered(m, c, lift: gl.constexpr):
 
 @gluon.jit
 def rescale(o, alpha):
-    """O [M, D] times alpha [M, 4]."""
+    """Multiplies O [M, D] by alpha [M, 4]."""
     quads = as_quads(o)
     layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, quads.type.layout))
     alpha = gl.convert_layout(alpha, layout, assert_trivial=True)
@@ -80,7 +80,7 @@ def rescale(o, alpha):
 
 @gluon.aggregate
 class Denominator:
-    """A row's sum of e^score, as e^m * l: where m is large, their logarithm has no digits for l."""
+    """A row's sum of e^score, as e^m * l, because for large m its logarithm has no digits left for l."""
 
     m: gl.tensor  # finite, `LOWEST` of rows without a key
     l: gl.tensor  # 0 of rows without a key, NaN of rows with a NaN or an infinity
@@ -92,19 +92,19 @@ class Denominator:
 
     @gluon.jit
     def packed(self):
-        """As one number of 64 bits, for a part of a row's keys in memory."""
+        """Packs both numbers into 64 bits, as partial outputs are stored with them."""
         low = self.l.to(gl.uint32, bitcast=True).to(gl.int64)
         return (self.m.to(gl.int32, bitcast=True).to(gl.int64) << 32) | low
 
     @gluon.jit
     def to_layout(self, layout: gl.constexpr, trivial: gl.constexpr = False):
-        """In another layout; `trivial`: every thread has its numbers already."""
+        """Converts to another layout; `trivial`: every thread already has its numbers."""
         return Denominator(gl.convert_layout(self.m, layout, trivial), gl.convert_layout(self.l, layout, trivial))
 
 
 @gluon.jit
 def unpacked(number):
-    """The `Denominator` of a number of 64 bits."""
+    """The `Denominator` of a `packed` number."""
     l = number.to(gl.int32).to(gl.float32, bitcast=True)
     return Denominator((number >> 32).to(gl.int32).to(gl.float32, bitcast=True), l)
 
@@ -118,7 +118,7 @@ def softmax_finish(state, scale, sink=0.0, has_sink: gl.constexpr = False):
 
 @gluon.jit
 def finish_rows(m, l, scale, some, sink=0.0, has_sink: gl.constexpr = False):
-    """(factor, `Denominator`) of rows, any shape; the accumulator is multiplied by the factor.
+    """(factor, `Denominator`) of rows, any shape; the caller multiplies the accumulator by the factor.
 
     `m` is a row's reference maximum and `l` its sum; `scale` turns m into natural units; `some` says whether the row
     has seen a key. `sink` is a logit in natural units that joins the denominator once. Rows without any key get
@@ -136,16 +136,16 @@ def finish_rows(m, l, scale, some, sink=0.0, has_sink: gl.constexpr = False):
 
 @gluon.jit
 def row_scale(m, c, largest: gl.constexpr = LARGEST):
-    """Factor from a row's scores to exponents by its reference maximum: c, or where c * m is `largest` or more the
-    power of two at or below it, which multiplies exactly. Such scores are 8 and more apart in their last bit already
-    (2 and more where weights have 8 bits)."""
+    """The factor from a row's scores to exponents: c, or, where |c * m| is `largest` or more, the power of two at or
+    below c, which multiplies exactly. Such exponents differ by at least 8 in their last bit anyway (2 with 8-bit
+    weights)."""
     kept = gl.where(gl.abs(m * c) < largest, -1, 0x7F800000)
     return (gl.to_tensor(c).to(gl.int32, bitcast=True) & kept).to(gl.float32, bitcast=True)
 
 
 @gluon.jit
 def exponent(m, x):
-    """x * m, finite where no key has been seen (m is -inf), so that exp2(-inf - it) is 0 and not NaN."""
+    """x * m, but finite where no key has been seen (m is -inf), so that exp2(-inf - x * m) is 0 and not NaN."""
     return gl.maximum(m * x, LOWEST)
 
 
@@ -207,8 +207,8 @@ def quad_max(x):
 
 @gluon.jit
 def warp_any(x, bound, values: gl.constexpr = 2):
-    """Whether any x of this warp exceeds its bound, with `values` of them in a thread: two of [M, 4] in quads, or one,
-    which may also be NaN. Warps may differ, so a branch on it must stay inside the warp."""
+    """Whether any x of this warp exceeds its bound. A thread has `values` of them: two of [M, 4] in quads, or one,
+    which may also be NaN. Warps may get different answers, so a branch on it must stay inside the warp."""
     if values == 1:
         return gl.inline_asm(_VOTE, "=r,f,f", [x, bound], gl.int32) != 0
     else:

@@ -1,12 +1,12 @@
-"""From a mask's key interval to an order of key tiles that every role agrees on.
+"""Turns a mask's key interval into an order of key tiles that every role of a kernel follows.
 
-A mask answers, for the rows of one query tile, with (first, full_lo, full_hi, last): keys outside [first, last) are
-hidden from every row, keys in [full_lo, full_hi) are visible to every row. Tiles are visited in the order
+For the rows of one query tile, a mask gives (first, full_lo, full_hi, last): keys outside [first, last) are hidden from
+every row, keys in [full_lo, full_hi) are visible to every row. Tiles are visited in the order 1, 2, 3:
 
       keys   first ......... full_lo ............... full_hi ......... last
       order         2 ◀─ masked │      3 ◀─ unmasked     │    1 ◀─ masked
 
-so that the masked ones are first and the long unmasked run needs no per-element test.
+So the masked tiles come first, and the long unmasked run needs no per-element test.
 """
 
 from triton.experimental import gluon
@@ -35,7 +35,7 @@ class TileSpan:
 
 @gluon.jit
 def tile_span(span, block_n: gl.constexpr):
-    """Round a key interval (first, full_lo, full_hi, last) to tiles of `block_n` keys; at least one tile."""
+    """Rounds a key interval (first, full_lo, full_hi, last) to tiles of `block_n` keys; at least one tile."""
     first = span[0] // block_n
     last = gl.maximum((span[3] + block_n - 1) // block_n, first + 1)
     lo = gl.maximum((span[1] + block_n - 1) // block_n, first)

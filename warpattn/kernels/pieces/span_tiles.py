@@ -1,4 +1,4 @@
-"""How many key tiles the row tiles of a problem have, counted on the host: the mask's span, for all of them at once."""
+"""Counts, on the host, the key tiles of a problem's row tiles by the mask's span, for all row tiles at once."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Bounds(NamedTuple):
 
 
 def span_tiles(problem: Problem, sizes: Iterable[TileSize]) -> dict[TileSize, SpanTiles]:
-    """The key tiles of a dense problem's row tiles, for tiles of several sizes; of none where they depend on a captured
-    tensor, on the batch entry or the head."""
+    """The key tiles of a dense problem's row tiles, by tile size; {} if they depend on a captured tensor, the batch
+    entry or the head."""
     read, sizes = problem.span_reads, tuple(sizes)
     if read.tensors or read.symbols & {"b", "h"}:
         return {}
@@ -55,7 +55,7 @@ def span_tiles(problem: Problem, sizes: Iterable[TileSize]) -> dict[TileSize, Sp
 
 
 def _bounds(problem: Problem, tokens: int) -> Bounds:
-    """Of row tiles of `tokens` queries."""
+    """The spans of row tiles of `tokens` queries."""
     row = torch.arange(0, max(problem.seq_q, 1), tokens)
     offset = problem.seq_k - problem.seq_q
     q_hi = (row + tokens).clamp(max=problem.seq_q) - 1 + offset
@@ -64,7 +64,7 @@ def _bounds(problem: Problem, tokens: int) -> Bounds:
 
 
 def _counted(bounds: Bounds, keys: int) -> SpanTiles:
-    """In tiles of so many keys."""
+    """Counts key tiles of `keys` keys."""
     first, lo = bounds.first // keys, -(-bounds.full_lo // keys)
     last = torch.maximum(-(-bounds.last // keys), first + 1)
     lo, hi = torch.maximum(lo, first), torch.minimum(bounds.full_hi // keys, last)
@@ -73,7 +73,7 @@ def _counted(bounds: Bounds, keys: int) -> SpanTiles:
 
 
 def _evaluate(mask: Any, symbols: dict[str, Any]) -> list[Any]:
-    """The bounds of the span of a mask's program, by its key."""
+    """The bounds of the span of a mask's program, given by its key."""
     code, outputs, _ = cast("tuple[tuple, tuple, tuple]", mask)
     needed, values = set(outputs[SPAN]), {}
     for number in reversed(range(len(code))):  # operands have lower numbers

@@ -1,18 +1,18 @@
-"""Stream-K: partition the keys of a batch over CTAs, so that every CTA gets equally many key tiles to within one unit.
+"""Stream-K: partitions the keys of a batch over CTAs, so that the work of any two CTAs differs by at most one unit.
 
-A row tile is a tile of query rows of one sequence. Each of its key heads has a number of units of key tiles, and after
-them the head overhead: the time to start and finish a head, in units without keys. Laid end to end they are the work
-queue:
+A row tile is a tile of query rows of one sequence. Each of its key heads has a number of units of key tiles, followed
+by the head overhead: units without keys for the time to start and finish a head. All of these, one after the other,
+form the work queue:
 
       row tile 0: head 0 | head 1 | …    row tile 1: head 0 | …          units 0 .. total - 1
       CTA 0 ────────▶|◀──── CTA 1 ────▶|◀──── CTA 2 ────▶| …             ranges that differ by at most one unit
 
-Each CTA takes one range, the longer ones first. A range that ends inside a head splits it, and the kernel combines the
-head's parts later; a range that starts in the overhead after a head goes on with the next head. Everything follows from
-the lengths on the device, so the grid never depends on them. Source: specification of attention, section 3.11.
+Each CTA takes one range, the first CTAs the longer ones. A range that ends inside a head splits it, and the head's
+parts are combined later; a range that starts in the overhead after a head goes on with the next head. Every CTA
+computes this from lengths on the device, so the grid does not depend on them. Source: specification, section 3.11.
 
-If all heads have equally many units, ranges that end at heads or at equal parts of heads are better, even if a few CTAs
-stay idle: fewer parts or none, and every CTA starts and finishes one head less (`partition_heads`).
+If all heads have the same number of units, it is better to end ranges at heads, or at equal parts of heads, even if a
+few CTAs stay idle: there are fewer parts or none, and CTAs start and finish fewer heads (`partition_heads`).
 """
 
 from triton.experimental import gluon
@@ -21,7 +21,7 @@ from triton.experimental.gluon import language as gl
 
 @gluon.aggregate
 class StreamK:
-    """`total` units over CTAs: the first `longer` of them take `size` + 1, the others `size`, until none is left."""
+    """`total` units over CTAs: the first `longer` CTAs take `size` + 1, the others `size`, until none is left."""
 
     total: gl.tensor
     size: gl.tensor
@@ -35,7 +35,7 @@ class StreamK:
 
     @gluon.jit
     def owner(self, unit):
-        """The CTA whose range has a unit."""
+        """The CTA whose range contains `unit`."""
         wide = self.longer * (self.size + 1)
         long = unit < wide
         size = gl.where(long, self.size + 1, gl.maximum(self.size, 1))
@@ -43,7 +43,7 @@ class StreamK:
 
     @gluon.jit
     def unless(self, condition, other):
-        """This partition, or `other` where the condition holds."""
+        """This partition, or `other` if `condition` holds."""
         return StreamK(
             gl.where(condition, other.total, self.total),
             gl.where(condition, other.size, self.size),
@@ -54,16 +54,16 @@ class StreamK:
 
 @gluon.jit
 def partition(total, ctas, head_overhead):
-    """`total` units, the overhead of each head among them, over `ctas` CTAs."""
+    """Partitions `total` units, head overheads included, over `ctas` CTAs."""
     size = total // ctas
     return StreamK(total, size, total - size * ctas, head_overhead)
 
 
 @gluon.jit
 def partition_heads(plain, heads, units, ctas, shape, growth: gl.constexpr, invariant: gl.constexpr):
-    """`heads` heads of equally many `units` over `ctas` CTAs, in ranges that end at heads or at equal parts of heads;
-    or the partition `plain`, if a range would otherwise grow by more than `growth` units. With `invariant` no head is
-    padded: every unit of the queue has a workspace slot, and padding would have none.
+    """Partitions `heads` heads of `units` units each over `ctas` CTAs, in ranges that end at heads or at equal parts of
+    heads. Returns `plain` instead if a range would grow by more than `growth` units. With `invariant` no head is
+    padded: every unit of the queue has a workspace slot, but padding would have none.
 
     shape: has `splits`, the parts of a head, and `whole`, the heads of a CTA; one of them is 1 (see `EvenCut`).
     """
@@ -86,15 +86,15 @@ class Cursor:
 
     @gluon.jit
     def advance(self, count, row_tile_units):
-        """`count` units further, in the same row tile of `row_tile_units` units or at the start of the next one."""
+        """The position `count` units further: in the same row tile (of `row_tile_units` units), or at the next one."""
         unit = self.unit + count
         done = unit == self.row_tile_start + row_tile_units
         return Cursor(unit, self.row_tile + done.to(gl.int32), gl.where(done, unit, self.row_tile_start))
 
     @gluon.jit
     def skip_overhead(self, units, padded_units, heads):
-        """This position, or the next head's if it is past all `units` of its head, which takes `padded_units` with its
-        overhead; both are 0 if a queue is empty."""
+        """This position, or the start of the next head if it is past the `units` of its head. `padded_units`: units of
+        a head with overhead; both are 0 if the queue is empty."""
         inside = self.unit - self.row_tile_start
         begin = inside % gl.maximum(padded_units, 1)
         return self.advance(gl.where(begin < units, 0, padded_units - begin), padded_units * heads)
@@ -113,8 +113,8 @@ class Part:
 
     @gluon.jit
     def slot(self, split, invariant: gl.constexpr):
-        """Workspace slot of part number `split` of the head: with `invariant` one for each unit; else one of two of its
-        CTA, 2 c for the head in which its range begins and 2 c + 1 for the head that begins in its range."""
+        """Workspace slot of part `split` of the head. With `invariant` each unit has a slot; else CTA c has two: 2 c
+        for the head inside which its range begins, 2 c + 1 for a head that begins in its range."""
         if invariant:
             return self.head_start + split
         else:
@@ -131,8 +131,8 @@ class Part:
 
 @gluon.jit
 def part_at(cursor, units, padded_units, stream_k, cta, invariant: gl.constexpr):
-    """The part of CTA `cta` at a position of its range; `units` of a head of that row tile, `padded_units` with its
-    overhead."""
+    """The part of CTA `cta` at position `cursor` of its range. `units`: units of a head of that row tile;
+    `padded_units`: with overhead."""
     inside = cursor.unit - cursor.row_tile_start
     head = inside // padded_units
     begin = inside - head * padded_units
@@ -148,7 +148,7 @@ def part_at(cursor, units, padded_units, stream_k, cta, invariant: gl.constexpr)
 
 @gluon.jit
 def parts_of(head_start, units, stream_k, invariant: gl.constexpr):
-    """(parts, CTA of the first one) of the head whose `units` begin at `head_start`."""
+    """(number of parts, CTA of the first one) of the head whose `units` begin at `head_start`."""
     if invariant:
         return units, head_start
     else:

@@ -28,12 +28,12 @@ from warpattn.problem.scales import EightBit
 from .rounding import align_down, align_up, power_below
 
 SMEM_LIMIT = 232_448  # 228 KiB of an SM less the 1 KiB the system keeps
-ADDED = 512  # bytes that the compiler may add beside tiles of 8 bits, whose rings leave less than others do
+ADDED = 512  # bytes that the compiler may add beside 8-bit tiles, whose rings leave little
 TMEM_COLUMNS = 512
 NUM_PV_STAGES = 2  # parts in which P is handed over: the tensor core starts on the first while the second is written
-SCALE_BYTES = 4 * 256  # of a row's scale, from each thread of the softmax warpgroups to the correction
+SCALE_BYTES = 4 * 256  # a row's scale from each softmax thread to the correction role
 SPLITK_PARTITIONS = (1, 2, 4, 6, 8, 10, 16)
-# The first role has the registers that the others leave over.
+# The first role gets the registers that the others leave.
 ROLES = (
     Role("correction", 4, 88),
     Role("softmax 0", 4, 192),
@@ -42,7 +42,7 @@ ROLES = (
     Role("load", 1, 40),
 )
 CONVERT = Role("convert", 2, 40)  # in the warpgroup of the two before it
-STAGED = 2  # tiles of 8 bits in shared memory
+STAGED = 2  # 8-bit tiles in shared memory
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,12 @@ class FA4Config:
 
     @property
     def weights(self) -> Element:
-        """Of P: e4m3 beside operands of 8 bits, also where these are e5m2, which has a significant bit less."""
+        """Element of P: e4m3 with 8-bit operands, even if these are e5m2, which has one significant bit less."""
         return FP8 if self.products else self.element
 
     @property
     def converts(self) -> bool:
-        """Whether two warps make 16-bit tiles of 8-bit ones (prefill_2q/convert.py)."""
+        """Whether two warps convert 8-bit tiles to 16 bits (prefill_2q/convert.py)."""
         return self.eight_bit is not None and not self.products
 
     def scale_blocks(self, operand: str) -> int:
@@ -282,12 +282,12 @@ class FA4Config:
 
     @property
     def stored(self) -> Element:
-        """Of k and v in memory."""
+        """Element of K and V in memory."""
         return self.element if self.eight_bit is None else self.eight_bit.element
 
     @property
     def written(self) -> Element:
-        """Of the output: parts of a split go out in fp32."""
+        """Element of the output; fp32 for partial outputs."""
         return FP32 if self.splitk_partitions > 1 else self.out_element or self.element
 
     @property
@@ -307,12 +307,12 @@ class FA4Config:
 
     @property
     def v_load_bytes(self) -> int:
-        """The same of a V tile."""
+        """Bytes of a V tile, as TMA brings them."""
         return self.v_bytes * self.stored.bytes // self.element.bytes
 
     @property
     def options(self) -> dict[str, Any]:
-        """What triton.compile is told."""
+        """Options of triton.compile."""
         return compile_options(num_ctas=2) if self.pair_cta else compile_options()
 
     @cached_property
@@ -351,7 +351,7 @@ class FA4Config:
         )
 
     def supported(self) -> tuple[str, ...]:
-        """Why this shape cannot be: one sentence each; none when it can."""
+        """Why this shape is impossible, one sentence each; () if it is not."""
         rules = (*self._tile_rules(), *self._mode_rules())
         return tuple(sentence for holds, sentence in rules if not holds)
 

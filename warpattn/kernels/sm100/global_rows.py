@@ -3,10 +3,10 @@
       BatchRows       a batch entry: the map's own extents clip              dense batches but V, Q and O of paged ones
       SequenceRows    rows that end at a length of their own (nvidia/clipped_rows.py)     ragged batches, dense V
       PagedRows       pages that a table names, clipped at the sequence's end      paged keys and values
-      CopiedRows      the same row by row, by copies of the load warp's threads     those of pages too small for a box
+      CopiedRows      pages copied row by row by the load warp's threads     pages too small for a box
 
-Rows past the end are read as zeros, so that P·V never meets stale memory, and are not written. Values end (`until`)
-where the last one is that a row of the query tile sees: what is past it may be NaN.
+Rows past the end are read as zeros, so that P·V never reads stale memory, and not written. Values end (`until`)
+at the last one that a row of the query tile sees, because later ones may be NaN.
 """
 
 from triton.experimental import gluon
@@ -21,7 +21,7 @@ from ..pieces.scheduler_varlen import extent_of, extent_within
 from . import traits
 
 LEAST_ROWS = gl.constexpr(traits.LEAST_ROWS)
-COPIED_ROWS = gl.constexpr(8)  # at a time
+COPIED_ROWS = gl.constexpr(8)  # rows at a time
 
 
 @gluon.aggregate
@@ -51,7 +51,7 @@ class BatchRows:
 
     @gluon.jit
     def store(self, row, head, column, smem):
-        """The same out of shared memory."""
+        """Stores such a box from shared memory."""
         tma.async_store(self.desc, [self.b, row, head, column], smem)
 
     @gluon.jit
@@ -141,7 +141,7 @@ class CopiedRows:
     page_stride: gl.tensor
     row_stride: gl.tensor
     head_stride: gl.tensor
-    runs: gl.tensor  # of a row of a head
+    runs: gl.tensor  # runs of a head's row
     table: Table
 
     @gluon.jit
@@ -153,7 +153,7 @@ class CopiedRows:
 
     @gluon.jit
     def start_copy(self, row, head, smem, column=0):
-        """The same, not waited for."""
+        """Starts `copy` without waiting for it."""
         rows: gl.constexpr = smem.shape[1]
         cols: gl.constexpr = smem.shape[3]
         tile = smem.reshape([rows, cols])
@@ -179,7 +179,7 @@ class CopiedRows:
 
 @gluon.jit
 def finish_copies():
-    """Wait for all copies; then the tensor core, too, sees them."""
+    """Waits for all copies and makes them visible to the tensor core."""
     async_copy.commit_group()
     async_copy.wait_group(0)
     fence_async_shared()
@@ -199,7 +199,7 @@ def key_sources(k, v, seq_k, x, b, config: gl.constexpr, traits: gl.constexpr):
 
 @gluon.jit
 def query_extent(x, b, traits: gl.constexpr):
-    """(first row, rows) of the queries of sequence `b`, of those laid end to end."""
+    """(first row, number of rows) of the queries of packed sequence `b`."""
     if traits.paged:
         return extent_within(x.cu_q, b, x.batch)
     else:
@@ -248,5 +248,5 @@ def seen_values(v, span, seq_k, mods, x):
 
 @gluon.jit
 def outer(smem):
-    """[1, rows, heads, cols] with the dimension that a map of sequences has more."""
+    """[1, rows, heads, cols] with the extra dimension of a map of sequences."""
     return smem.reshape([1, smem.shape[0], smem.shape[1], smem.shape[2], smem.shape[3]])

@@ -1,4 +1,4 @@
-"""The launch of the Blackwell prefill kernels, with every argument by name."""
+"""The launch of Blackwell's prefill kernels, with arguments by name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def prefill_launch(checked: CheckedCall, x: Operands, sequence: Sequence, choice
 
 
 def longest_queries(problem: Problem, sequence: Sequence) -> int:
-    """An upper bound of the queries of a sequence; nothing is read from a GPU to find it."""
+    """An upper bound of a sequence's queries, found without reading from a GPU."""
     if not isinstance(sequence, Ragged | PagedRagged):
         return problem.seq_q
     if sequence.max_q is not None:

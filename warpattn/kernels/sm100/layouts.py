@@ -58,7 +58,7 @@ def halved_rows(config):
 
 @gluon.constexpr_function
 def halved_columns(config):
-    """The same in boxes of values."""
+    """As `halved_rows`, for boxes of values."""
     return COLUMNS if config.pair_cta else None
 
 

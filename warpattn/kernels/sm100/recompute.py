@@ -6,7 +6,7 @@ writes the output looks at each row of it, in a few additions; a row that is fin
       O ──▶ output, sum of each row ──▶ all of them not finite?  ── no ──▶ end
                                                                  └─ yes ─▶ when all roles have ended: this file
 
-Almost no tile comes here. So the code is short rather than fast, and the same for every form: it reads queries, keys
+Almost no tile gets here, so the code is short rather than fast, and one for all kernels: it reads queries, keys
 and values by their addresses, needs no barrier, and leaves shared and tensor memory alone.
 """
 
@@ -28,7 +28,7 @@ from ..pieces.softmax import exponent, row_scale
 from .prefill_2q.epilogue import finish
 
 WARPS = gl.constexpr(4)
-HELD = gl.constexpr(4096)  # elements of queries, and of their output, that the registers of four warps hold
+HELD = gl.constexpr(4096)  # elements of queries, and of output, that four warps' registers hold
 
 
 @gluon.aggregate
@@ -63,10 +63,10 @@ class SpoiledTile:
     sinks: gl.tensor
     runs_v: gl.tensor  # of 8 columns of a value
     padded_v: gl.constexpr
-    writers: gl.constexpr  # that have written blocks of columns in turn
+    writers: gl.constexpr  # number of warpgroups that wrote blocks of columns in turn
     block: gl.constexpr  # columns of a block
-    writer: gl.tensor  # whose columns are written again
-    lanes: gl.constexpr  # that hold a row: the more, the fewer registers take a key's columns
+    writer: gl.tensor  # the one whose columns are written again
+    lanes: gl.constexpr  # lanes of a row: more need fewer registers
 
     @gluon.jit
     def key_place(self, b, key, config: gl.constexpr, traits: gl.constexpr):
@@ -81,7 +81,7 @@ class SpoiledTile:
 
 @gluon.aggregate
 class RowHeads:
-    """What masks and scores are told of rows, [G, 1]."""
+    """What masks and scores read of rows, [G, 1]."""
 
     b: gl.tensor
     h: gl.tensor
@@ -95,7 +95,7 @@ def rows_at_once(x):
 
 @gluon.constexpr_function
 def rows_layout(lanes):
-    """Registers of rows: runs of 8 columns, a row in so many lanes of one warp."""
+    """Registers of rows: runs of 8 columns, a row in `lanes` lanes of a warp."""
     return gl.BlockedLayout([1, 8], [32 // lanes, lanes], [WARPS.value, 1], [1, 0])
 
 

@@ -1,4 +1,4 @@
-"""How a warp of the Blackwell kernels tells another role that it is done, how warps agree, and values hidden from LLVM,
+"""Signals between roles of Blackwell's kernels, votes among warps, and values hidden from LLVM,
 which would compute their uses early and spill them."""
 
 from triton.experimental import gluon
@@ -20,7 +20,7 @@ def make_signal(topology: gl.constexpr, name: gl.constexpr):
 
 @gluon.jit
 def init_signal(bars, topology: gl.constexpr, name: gl.constexpr):
-    """Initialise the barriers of a signal."""
+    """Initialises the barriers of a signal."""
     number: gl.constexpr = number_of(topology, name)
     for i in gl.static_range(number):
         mbarrier.init(bars.index(i), count=arrivals_of(topology, name, i))

@@ -21,7 +21,7 @@ from warpattn.problem.scales import EightBit
 from .config import STAGED
 from .prefill_1q.config import parts_of_keys
 
-# Attend has the registers that the others leave over.
+# Attend gets the registers that the others leave.
 ROLES = (Role("attend", 4, 256), Role("mma", 1, 48), Role("load", 1, 168))
 SCALE_SLOTS = 2  # tiles whose scales are in shared memory where keys are values
 CONVERT = Role("convert", 2, 168)  # makes 16-bit tiles of 8-bit ones
@@ -44,12 +44,12 @@ class TileConfig:
 
     @property
     def stored(self) -> Element:
-        """Of keys and values in memory."""
+        """Element of K and V in memory."""
         return self.element if self.eight_bit is None else self.eight_bit.element
 
     @property
     def staged_bytes(self) -> int:
-        """Of a tile of 8 bits in shared memory."""
+        """Bytes of an 8-bit tile in shared memory."""
         raise NotImplementedError
 
     def scale_blocks(self, operand: str) -> int:
@@ -63,7 +63,7 @@ class TileConfig:
 
     @property
     def query_columns(self) -> int:
-        """Of queries in shared memory."""
+        """Columns of queries in shared memory."""
         return self.dim_qk
 
     @property
@@ -73,7 +73,7 @@ class TileConfig:
 
     @property
     def ring(self) -> Edge:
-        """Of key tiles, from the load warp to the MMA warp."""
+        """The ring of key tiles, from load warp to MMA warp."""
         raise NotImplementedError
 
     @property

@@ -4,7 +4,7 @@
       its scales ── cp.async ──▶ shared memory [slots * blocks, BN]       the scale that it leads to
       its 8 bits ── × scale, rounded once ──▶ ring of 16 bits
 
-A request goes out behind the conversion of the tile whose slot it takes. With one slot it has the time of a tile of the
+A request is sent after the conversion of the tile whose slot it takes. With one slot it has the time of a tile of the
 other operand; where keys are values there are two slots.
 """
 

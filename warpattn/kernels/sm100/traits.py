@@ -1,10 +1,10 @@
-"""What the code of a Blackwell prefill kernel depends on beside its config, mask and score."""
+"""Compile-time traits of a Blackwell prefill kernel beside config, mask and score."""
 
 from dataclasses import dataclass
 
 STORE_BYTES = 128  # of a row of an output block: one swizzle atom
 STORE_COLUMNS = STORE_BYTES // 2
-LEAST_ROWS = 8  # of a box of keys: the swizzle keeps eight rows together. Pages with smaller ones are copied by rows
+LEAST_ROWS = 8  # rows of a box of keys, which the swizzle keeps together; smaller pages are copied by rows
 
 
 @dataclass(frozen=True)

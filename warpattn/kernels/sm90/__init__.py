@@ -1,1 +1,1 @@
-"""Hopper (H100, H200): dense prefill, prefill of ragged batches and pages, decode, latent attention."""
+"""Kernels for Hopper (H100, H200): dense prefill, ragged and paged prefill, decode, MLA, backward."""

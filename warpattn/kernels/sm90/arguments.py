@@ -1,5 +1,5 @@
-"""What launches hand to the Hopper kernels: named tuples, whose fields kernels read by name, and when scores need
-another softmax. Nothing here imports Triton."""
+"""Named tuples that launches pass to the Hopper kernels as arguments, and sizes that host and kernels share. Kernels
+read the fields by name. This file imports no Triton."""
 
 from __future__ import annotations
 
@@ -9,57 +9,57 @@ import torch
 
 from warpattn.problem.argument_types import Int64
 
-# Of c * (q . k), c = scale * log2(e): kernels multiply by c before they take the maximum of a row away. Where c is
-# above 1, that is no fp32 number for the largest scores; those get the softmax of score functions (exact_softmax.py).
+# Bound of c * (q . k), c = scale * log2(e). Kernels multiply by c before they subtract the row maximum; with c above 1
+# the largest scores overflow fp32 there, so such calls use the softmax of score functions (exact_softmax.py).
 LARGEST_EXPONENT = torch.finfo(torch.float32).max
-KEYS_OF_PRODUCT = 32  # that one wgmma of 8 bits sums over, and whose order is its own: see prefill/eight_bit/weights.py
-TRANSPOSED_KEYS = 128  # of a program of prefill/eight_bit/transpose_values.py
-COPIED_KEYS = 128  # of a program of copies/kernel.py, and of a page of its copies
+KEYS_OF_PRODUCT = 32  # k of one 8-bit wgmma; it takes the keys in an order of its own (prefill/eight_bit/weights.py)
+TRANSPOSED_KEYS = 128  # keys that one program of prefill/eight_bit/transpose_values.py transposes
+COPIED_KEYS = 128  # keys that one program of copies/kernel.py copies; also the page size of the copies
 
 
 class TransposeShape(NamedTuple):
     """The `shape` argument of prefill/eight_bit/transpose_values.py, int32."""
 
-    keys: Any  # of every sequence
-    blocks: Any  # of KEYS_OF_PRODUCT places in a row of the output
-    heads: Any  # of keys
-    columns: Any  # of the head dim, 16 at a time
+    keys: Any  # keys of every sequence
+    blocks: Any  # blocks of KEYS_OF_PRODUCT places in a row of the output
+    heads: Any  # key heads
+    columns: Any  # head dim / 16
     batch: Any  # sequences
-    halvings: Any  # steps of a search among them
+    halvings: Any  # steps of the binary search for a sequence
 
 
 class CopyShape(NamedTuple):
     """The `shape` argument of copies/kernel.py, int32."""
 
-    keys: Any  # of a sequence at most
-    places: Any  # of COPIED_KEYS keys, of a sequence
-    heads: Any  # of keys
-    k_runs: Any  # of 8 columns
-    v_runs: Any
-    pages: Any  # of the cache
+    keys: Any  # maximum keys of a sequence
+    places: Any  # blocks of COPIED_KEYS keys per sequence
+    heads: Any  # key heads
+    k_runs: Any  # columns of K / 8
+    v_runs: Any  # columns of V / 8
+    pages: Any  # pages of the cache
     page_size: Any
-    least_q: Any  # queries of a ragged sequence at least whose keys are copied
+    least_q: Any  # ragged sequences with fewer queries are not copied
 
 
 class CopySource(NamedTuple):
-    """Keys or values of copies/kernel.py, and the factors of their tokens."""
+    """K or V that copies/kernel.py reads, with the scales of its tokens."""
 
     rows: Any  # StridedRows
     scale: Any  # ScaleRows, or ColumnScaleRows
 
 
 class CopyIndex(NamedTuple):
-    """Where its keys are: nothing without pages."""
+    """Where copies/kernel.py finds keys; empty without pages."""
 
     table: Any  # int32* (batch, row of `table_stride`)
     table_stride: Int64
     lengths: Any  # int32* (batch,)
-    cu_q: Any  # int32* (batch + 1,) of ragged queries
+    cu_q: Any  # int32* (batch + 1,): offsets of ragged queries
     out_table: Any  # int32* (batch, places): pages of the copies
 
     @classmethod
     def of(cls, kv: Any, cu_q: Any) -> CopyIndex:
-        """That of a `PagedKV`, without pages of the copies yet."""
+        """The index of a `PagedKV`; `out_table` is filled in later."""
         table = kv.block_table if kv.block_table.stride(1) == 1 else kv.block_table.contiguous()
         return cls(table, table.stride(0), kv.lengths.contiguous(), cu_q, None)
 
@@ -70,14 +70,14 @@ class PrefillShape(NamedTuple):
     seq_q: Any
     seq_k: Any
     heads_q: Any
-    group: Any  # query heads of a key head
-    m_tiles: Any  # query tiles of a head
-    heads: Any  # query heads of the whole batch
+    group: Any  # query heads per key head
+    m_tiles: Any  # query tiles per head
+    heads: Any  # batch * heads_q
     section: Any  # query heads whose tiles the scheduler hands out together
 
 
 class SplitShape(NamedTuple):
-    """The same where keys of a tile are shared out."""
+    """`PrefillShape` with split-KV."""
 
     seq_q: Any
     seq_k: Any
@@ -87,4 +87,4 @@ class SplitShape(NamedTuple):
     heads: Any
     section: Any
     batch: Any
-    splits: Any  # parts of a tile
+    splits: Any  # CTAs per query tile

@@ -1,9 +1,9 @@
-"""Every configuration that a Hopper problem may be tried with, by name: what `tune` and `bench.choices` measure.
+"""Lists every configuration that `tune` and `bench.choices` measure for a problem on Hopper, by name.
 
-A dense prefill has other tiles with the deepest rings that fit, query heads packed into a tile, and keys in parts;
-decode has longer and shorter key tiles, one or two CTAs an SM and another number of CTAs, which is where Stream-K cuts
-keys. A dense problem of few queries has the prefill kernel, too. Names are all that is kept of a measurement, so a name
-means one configuration, made here.
+Candidates of dense prefill differ in tile (with the deepest rings that fit), packed query heads and split keys. Those
+of decode differ in key tile, CTAs an SM and grid, which decides where Stream-K cuts the keys. A dense problem of
+few queries also has the prefill kernel as a candidate. Records of measurements keep only names, so a name has to mean
+one configuration, the one made here.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from .prefill.launch import arrange
 from .prefill.rates import RATES
 
 TRIED = "tried"
-PACKED = (1, 4, 8)  # query heads of a tile
-PARTS = (2, 4, 8)  # of the keys of a tile
+PACKED = (1, 4, 8)  # query heads in a tile
+PARTS = (2, 4, 8)  # parts that the keys of a tile are split into
 TILE_KEYS = (32, 64, 128)
-FEW_KEYS = 1024  # of a row, up to which tiles of 32 keys are tried
-MOST_TILES = 264  # whose keys are tried in parts
-LONGEST_TILE = 128  # keys of decode
+FEW_KEYS = 1024  # tiles of 32 keys are tried only for rows of at most so many keys
+MOST_TILES = 264  # split keys are tried only with at most so many tiles
+LONGEST_TILE = 128  # decode with two CTAs an SM is tried only up to this padded head dim
 
 
 @lru_cache(64)
 def candidates(problem: Problem, target: Arch) -> dict[str, Choice]:
-    """All choices for a `problem` by their names; none where the kernel has one configuration: ragged queries, chunks
-    over pages, latent attention. The plan's own choice may be one of them."""
+    """Returns all choices for a `problem` by name; none where the kernel has only one configuration (ragged queries,
+    chunks over pages, latent attention). The plan's own choice may be among them."""
     found: dict[str, Choice] = {}
     few = problem.seq_q <= decode.MAX_TOKENS and decode.takes(problem) and not is_latent(problem)
     if few and problem.kind in ("dense", "paged"):
         found |= {described(choice): choice for choice in _of_decode(problem, target)}
     if problem.kind == "dense" and not is_latent(problem):
-        # Of few queries the plan's own prefill only: they are one row tile, so tiles hardly differ.
+        # Few queries fit one row tile, so tiles hardly differ: only the plan's own prefill is tried.
         prefill = [choose_prefill(problem, target)] if few else _of_prefill(problem, target)
         found |= {described(choice): choice for choice in prefill}
     return found
 
 
 def described(choice: Choice) -> str:
-    """A configuration in a few letters."""
+    """The short name of a choice."""
     c = choice.config
     if choice.kernel == "decode":
         return f"decode {c.rows}x{c.block_n} kv{c.stages} ctas{c.ctas} grid{choice.grid[0]}"
@@ -58,7 +58,7 @@ def described(choice: Choice) -> str:
 
 
 def _of_prefill(problem: Problem, target: Arch) -> Iterator[Choice]:
-    """Those of dense prefill."""
+    """Yields the choices of dense prefill."""
     heads_of_tile = [n for n in packable(problem) if n in PACKED]
     for config in _tiles(problem):
         why = TRIED, row_words(tiling(config))
@@ -72,14 +72,14 @@ def _of_prefill(problem: Problem, target: Arch) -> Iterator[Choice]:
 
 
 def _tiles(problem: Problem) -> Iterator[SM90Config]:
-    """Configurations of dense prefill with other tiles, of one head each; 8-bit operands and head dims without a
-    measured row keep the usual one."""
+    """Yields configurations of dense prefill with other tiles, one head in each. 8-bit operands and head dims without
+    measured rates keep the usual tile."""
     usual, _ = usual_config(problem, problem.seq_q)
     if usual.eight_bit is not None or usual.wide > max(RATES):
         yield usual
         return
     own = KeyTiles(problem).candidate(tiling(usual))
-    few_keys = own.most_keys <= FEW_KEYS + 2 * max(usual.tokens, usual.block_n)  # of a row, for rows of one tile
+    few_keys = own.most_keys <= FEW_KEYS + 2 * max(usual.tokens, usual.block_n)  # a tile's span exceeds its rows'
     for consumers, keys in ((c, n) for c in REGISTERS for n in TILE_KEYS):
         if (keys > min(TILE_KEYS) or few_keys) and (keys == 64 or consumers > 1):
             config = with_tile(usual, TileShape(consumers, keys, 2 if consumers == 1 else 1))
@@ -88,14 +88,14 @@ def _tiles(problem: Problem) -> Iterator[SM90Config]:
 
 
 def _of_decode(problem: Problem, target: Arch) -> Iterator[Choice]:
-    """Those of decode."""
+    """Yields the choices of decode."""
     for config in _decode_tiles(problem):
         grids = {decode.grid_size(config, target), target.processors * config.ctas}
         yield from (decode.finished(problem, target, config, grid) for grid in sorted(grids))
 
 
 def _decode_tiles(problem: Problem) -> Iterator[DecodeConfig]:
-    """Configurations of decode with other key tiles; pages that are gathered row by row and 8-bit keys have one."""
+    """Yields configurations of decode with other key tiles; 8-bit keys and pages gathered row by row have only one."""
     usual = decode.tiles_of(problem)
     shorter = decode.shorter_tiles(usual)
     yield usual

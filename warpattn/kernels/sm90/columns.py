@@ -1,10 +1,10 @@
-"""Tiles whose columns are the parts of a head dim, each as wide as a power of two: 192 columns are 128 and 64.
+"""Tiles of head dims that are not a power of two, kept as a tuple of parts that are: 192 columns are 128 and 64.
 
-Boxes of TMA, tiles of shared memory and register tensors have a power of two of columns, and most head dims do not. So
-a tile of Q, K, V or O is a tuple with an entry for each part, and one where the head dim itself is a power of two:
+TMA boxes, shared-memory tiles and register tensors need a power of two of columns. So a tile of Q, K, V or O is a tuple
+with one entry per part; it has a single entry where the head dim is a power of two itself.
 
-      S = Q₀·K₀ᵀ + Q₁·K₁ᵀ      products in a row, one accumulator
-      O₀ = P·V₀   O₁ = P·V₁    an accumulator a part
+      S = Q₀·K₀ᵀ + Q₁·K₁ᵀ      one accumulator, one wgmma after the other adds to it
+      O₀ = P·V₀   O₁ = P·V₁    one accumulator per part
 
 All parts of a tile share the barriers of its slot.
 """
@@ -20,7 +20,7 @@ from .layouts import accumulator_layout
 
 @gluon.aggregate
 class Columns:
-    """Tiles in parts, indexed as if they were whole."""
+    """Tiles in parts, indexed as one descriptor."""
 
     parts: gl.tuple  # each [tiles, ..., columns of the part]
 
@@ -38,7 +38,7 @@ def make_columns(
     count: gl.constexpr, rows: gl.constexpr, widths: gl.constexpr, dtype: gl.constexpr, clipped: gl.constexpr,
     packed: gl.constexpr = 1,
 ):  # fmt: skip
-    """Shared memory of `count` tiles whose parts are so wide."""
+    """Shared memory for `count` tiles in parts of `widths` columns."""
     parts = ()
     for part in gl.static_range(len(widths)):
         parts += (make_tiles(count, rows, widths[part], dtype, clipped, packed),)
@@ -47,7 +47,7 @@ def make_columns(
 
 @gluon.jit
 def as_matrices(tile, rows: gl.constexpr, widths: gl.constexpr):
-    """The parts of a tile [rows, columns], without the dimensions of one element."""
+    """The parts of a tile as [rows, columns], without the box's dimensions of size 1."""
     parts = ()
     for part in gl.static_range(len(widths)):
         parts += (tile[part].reshape([rows, widths[part]]),)
@@ -56,7 +56,7 @@ def as_matrices(tile, rows: gl.constexpr, widths: gl.constexpr):
 
 @gluon.constexpr_function
 def columns_before(widths, part):
-    """First column of a part; of the one behind the last, all columns."""
+    """First column of a part; with `part` = number of parts, the sum of all widths."""
     return sum(widths[:part])
 
 
@@ -71,7 +71,7 @@ def columns_of(tile, widths: gl.constexpr, part: gl.constexpr):
 
 @gluon.jit
 def zero_columns(rows: gl.constexpr, widths: gl.constexpr, depth: gl.constexpr = 16):
-    """Accumulators of nothing."""
+    """Zero accumulators, one for each part."""
     parts = ()
     for part in gl.static_range(len(widths)):
         parts += (gl.zeros([rows, widths[part]], gl.float32, accumulator_layout(widths[part], depth)),)
@@ -80,7 +80,7 @@ def zero_columns(rows: gl.constexpr, widths: gl.constexpr, depth: gl.constexpr =
 
 @gluon.jit
 def wait_columns(outstanding: gl.constexpr, pending, pairs):
-    """The accumulators of P·V, once all but `outstanding` products are done; `pairs`: P, whose registers they read."""
+    """Waits for all but `outstanding` wgmmas; returns the accumulators of P·V. `pairs`: P, kept in registers so far."""
     operands = (pairs,)
     done = warpgroup_mma_wait(outstanding, deps=pending + operands)
     parts = ()
@@ -91,7 +91,7 @@ def wait_columns(outstanding: gl.constexpr, pending, pairs):
 
 @gluon.jit
 def rescale_columns(o, alpha):
-    """Every part of O [M, columns] times alpha [M, 4]."""
+    """Multiplies every part of O [M, columns] by alpha [M, 4]."""
     parts = ()
     for part in gl.static_range(len(o)):
         parts += (rescale(o[part], alpha),)

@@ -1,8 +1,8 @@
-"""The online softmax of pieces/softmax.py where scores may be any numbers, as results of a score function.
+"""The online softmax of pieces/softmax.py for scores of any size, such as a score function may return.
 
-The product c * m is rounded, which the sum of a row does not feel until the rounding is as large as the exponents are.
-So while a row's exponent is 2^27 or more, its warp takes the way of a moved reference, and subtracts m from the scores
-themselves. Kernels without a score function do without: the test took 1 to 3 % of prefill at head dim 64 (H200).
+p = 2^(c * s - c * m), and the product c * m is rounded. That is harmless until the rounding error is as large as the
+exponents themselves. So while |c * m| of a row is large (`largest_of`), its warp takes the branch of a moved reference,
+c * (s - m). Kernels without a score function omit this: the test took 1 to 3 % of prefill at head dim 64 (H200).
 """
 
 from triton.experimental import gluon
@@ -27,7 +27,7 @@ LARGEST_LIFTED = gl.constexpr(8388608.0)  # as LARGEST, but rounded by at most a
 
 @gluon.jit
 def exact_start(s, c, lift: gl.constexpr = 0.0):
-    """`softmax_start` with a reference that is `lowered`."""
+    """`softmax_start` with an `exactly_lowered` reference."""
     quads = as_quads(s)
     m = exactly_lowered(quad_max(lane_max(quads)), c, lift)
     quads, mc = differences(quads, m, c, lift)
@@ -37,7 +37,7 @@ def exact_start(s, c, lift: gl.constexpr = 0.0):
 
 @gluon.jit
 def exact_step(state, s, c, lift: gl.constexpr = 0.0):
-    """`softmax_step`, the same."""
+    """`softmax_step` for scores of any size."""
     quads = as_quads(s)
     top = lane_max(quads)
     mc = exponent(state.m, c)
@@ -58,7 +58,7 @@ def exact_step(state, s, c, lift: gl.constexpr = 0.0):
 
 @gluon.jit
 def exactly_lowered(m, c, lift: gl.constexpr):
-    """`lowered`; rows with a large exponent, in which the lift would be rounded, have their maximum itself."""
+    """`lowered`, except that rows with a large exponent, where rounding would swallow the lift, keep their maximum."""
     if lift == 0.0:
         return m
     else:
@@ -67,14 +67,14 @@ def exactly_lowered(m, c, lift: gl.constexpr):
 
 @gluon.constexpr_function
 def largest_of(lift):
-    """The exponent up to which c * m is taken as it is: weights of 8 bits end at 2^8.8, those of 16 at 2^16."""
+    """The |c * m| from which scores are subtracted first: lower for 8-bit weights, whose range ends at 2^8.8."""
     return LARGEST.value if lift == 0.0 else LARGEST_LIFTED.value
 
 
 @gluon.jit
 def differences(quads, m, c, lift: gl.constexpr):
-    """(scores, what to subtract from c times them): in rows with a large exponent, scores without their reference,
-    and 0."""
+    """Returns (scores, x) with p = 2^(c * scores - x). x is c * m; in rows where that is large, m is subtracted from
+    the scores instead and x is 0."""
     mc = exponent(m, c)
     large = (gl.abs(mc) >= largest_of(lift)) & (m != -float("inf"))
     if warp_any(gl.where(large, 1.0, 0.0), gl.zeros_like(mc)):

@@ -1,7 +1,7 @@
-"""Exponents of scores under a reference maximum, which is kept in units of the scores.
+"""Base-2 exponents of the softmax weights; the reference maximum m is kept in units of the scores.
 
-With c = scale * log2(e), a weight is 2^(c * s - c * m). A score function may return any number, whose product with c
-may be none: its kernels take the difference first.
+With c = scale * log2(e), a weight is 2^(c * s - c * m). A score function may return a number so large that c * s
+overflows, so kernels with one compute c * (s - m).
 """
 
 from triton.experimental import gluon
@@ -12,7 +12,7 @@ from ..pieces.softmax import exponent
 
 @gluon.jit
 def exponents(ctx, s, m):
-    """Base-2 exponents of scores `s` under references `m`, which broadcast; of hidden ones -inf."""
+    """Base-2 exponents of scores `s` relative to references `m` (broadcast); -inf for hidden keys."""
     c = exponent_scale(ctx)
     if ctx.mods.score is None:
         return s * c - exponent(m, c)
@@ -22,7 +22,7 @@ def exponents(ctx, s, m):
 
 @gluon.jit
 def exponent_step(ctx, m, top):
-    """Base-2 exponents of references `m` under higher ones, 0 where both are `LOWEST`."""
+    """Base-2 exponents of references `m` relative to higher ones, `top`; 0 where both are `LOWEST`."""
     c = exponent_scale(ctx)
     if ctx.mods.score is None:
         return exponent(m, c) - exponent(top, c)

@@ -1,4 +1,4 @@
-"""Values that are not finite in a tile of shared memory: what takes them out (whether there are any: nvidia/finite.py).
+"""Takes NaN and infinite values out of a V tile in shared memory; nvidia/finite.py detects them.
 
 A hidden key's weight is 0, but 0 times NaN or infinity is NaN. So rows of V that no query sees are cleared before the
 product; where some rows see a value and others do not, it is added to those that do and cleared, too.
@@ -13,7 +13,7 @@ from ..nvidia.finite import run_layout
 
 @gluon.jit
 def clear_outside(tile, begin, end):
-    """Clear the rows of a tile [N, columns] before `begin` and from `end` on, 16 at a time."""
+    """Zeroes the rows of a tile [N, columns] before `begin` and from `end` on, 16 at a time."""
     layout: gl.constexpr = run_layout(tile.shape[1], 8)
     row = gl.arange(0, 16, gl.SliceLayout(1, layout))[:, None]
     rows: gl.constexpr = tile.shape[0]
@@ -28,8 +28,8 @@ def clear_outside(tile, begin, end):
 
 @gluon.jit
 def take_nonfinite(tile, number, columns):
-    """What is not finite in row `number` of a tile [N, columns], at `columns` [M], int8: 1 and -1 for infinities, 2 for
-    NaN, else 0; it is 0 in the tile from then on."""
+    """Zeroes what is not finite in row `number` of a tile [N, columns], at `columns` [M], and returns its kinds, int8
+    [M]: 1 and -1 for infinities, 2 for NaN, 0 for finite values."""
     flat = tile.reshape([tile.shape[0] * tile.shape[1]])
     at = number * tile.shape[1] + columns
     found = flat.gather(at, 0)
@@ -43,6 +43,6 @@ def take_nonfinite(tile, number, columns):
 
 @gluon.jit
 def nonfinite_value(kind):
-    """The fp32 of a kind of `take_nonfinite`."""
+    """The fp32 values of kinds that `take_nonfinite` returned."""
     infinite = kind.to(gl.float32) * float("inf")
     return gl.where(kind == 0, 0.0, gl.where(kind == 2, float("nan"), infinite))

@@ -1,4 +1,4 @@
-"""What a Hopper kernel reads and writes, as one value of its configuration. Nothing in this file imports Triton."""
+"""Dtypes and head dims of a Hopper kernel, as one field of its configuration. This file imports no Triton."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from warpattn.problem.scales import EightBit
 
 @dataclass(frozen=True)
 class OperandFormat:
-    """Dtypes and head dims."""
+    """Dtypes and head dims of a kernel."""
 
-    element: Element  # of products; and of out, unless that is another
+    element: Element  # of the wgmma operands; also of the output, unless `out_element` is given
     dim_qk: int
     dim_v: int
-    eight_bit: EightBit | None = None  # of keys and values in memory
+    eight_bit: EightBit | None = None  # format of 8-bit keys and values in memory
     out_element: Element | None = None
-    first_value: int = 0  # column of values and output that its `dim_v` begin with, see `value_blocks`
+    first_value: int = 0  # first of the `dim_v` columns of values and output that a launch has, see `value_blocks`
 
 
 class WithOperands:
-    """A configuration whose operands are read by their names, as often as other fields: by attrgetter, without a call
-    of a function."""
+    """A configuration that has the fields of its `operands` as its own. attrgetter reads them without a call of a
+    Python function."""
 
     operands: OperandFormat
 

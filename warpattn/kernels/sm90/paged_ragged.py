@@ -1,11 +1,11 @@
 """Ragged queries over a paged cache on Hopper: sequences of few queries go to decode, others to prefill.
 
-      cu_q, lengths ──▶ decode            sequences with 1 to `tokens` queries, other row tiles have no units
-                    ──▶ order, prefill    sequences with more, others have no query blocks
+      cu_q, lengths ──▶ decode            takes sequences with 1 to `tokens` queries; gives others no units of work
+                    ──▶ order, prefill    takes sequences with more queries; gives others no query blocks
 
-Both kernels read the offsets and leave out each other's sequences, so the host needs no lengths and the number of
-launches is fixed. A bound `max_q` up to `MAX_TOKENS` rules prefill out; `batch_invariant` rules decode out, since the
-step that a token is part of must not choose its kernel. Latent attention has decode's kernel alone, and such a bound.
+Both kernels read the offsets on the device and skip each other's sequences, so the host needs no lengths and the number
+of launches is fixed. With `max_q` up to `MAX_TOKENS` there is no prefill. With `batch_invariant` there is no decode,
+since the other tokens of a step must not decide a token's kernel. Latent attention always has such a `max_q`.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from .prefill_varlen.config import choose as choose_prefill
 
 @dataclass(frozen=True)
 class PagedRaggedConfig:
-    """The choices of both kernels, one of them at least."""
+    """The choices of the two kernels; at least one is not None."""
 
-    tokens: int  # queries of a sequence at most that decode attends for
-    few: Choice | None  # decode; None: prefill attends for every sequence
-    many: Choice | None  # prefill; None: no sequence has more
+    tokens: int  # decode takes sequences of at most so many queries
+    few: Choice | None  # decode; None: prefill takes every sequence
+    many: Choice | None  # prefill; None: no sequence has more than `tokens` queries
 
 
 def few_tokens(problem: Problem) -> int:
-    """Queries of a sequence at most that decode attends for: all of them, or as many as its narrowest tiles hold, which
-    decode single tokens 3 to 6 % faster than the next wider ones (H200, bench/notes.md)."""
+    """Most queries of a sequence that decode takes: `max_q`, if decode can, else as many as its narrowest tile holds,
+    which decodes single tokens 3 to 6 % faster than the next wider one (H200, bench/notes.md)."""
     if problem.max_q <= decode.MAX_TOKENS:
         return problem.max_q
     return max(1, min(decode.MAX_TOKENS, decode.SWAP_AB_COLUMNS[0] // (problem.heads_q // problem.heads_kv)))
 
 
 def decoded(problem: Problem) -> Problem:
-    """The problem of the sequences that decode attends for."""
+    """The problem of the sequences that decode takes."""
     return replace(problem, seq_q=few_tokens(problem))
 
 
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
-    """The choice for a problem with queries and keys."""
+    """The choice for a `problem` that has queries and keys."""
     if options.batch_invariant and not is_latent(problem):
         many = choose_prefill(problem, target, options)
         reasons = ("batch invariant: prefill attends for sequences of any number of queries", *many.reasons)
@@ -74,7 +74,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
 def list_launches(
     checked: CheckedCall, x: Operands, sequence: PagedRagged, choice: Choice
 ) -> tuple[Launch, ...]:
-    """Two or three launches of prefill and one or two of decode, unless ruled out."""
+    """The launches of prefill, then those of decode, unless ruled out."""
     config: PagedRaggedConfig = choice.config
     launches: tuple[Launch, ...] = ()
     if config.many is not None:

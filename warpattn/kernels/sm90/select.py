@@ -1,4 +1,4 @@
-"""Which Hopper kernel a problem gets, and the launches of a call."""
+"""Chooses the Hopper kernel of a problem and lists the launches of a call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .prefill import launch as prefill_launch
 from .prefill_varlen import config as prefill_varlen
 from .prefill_varlen import launch as prefill_varlen_launch
 
-LAUNCHES = {  # of a choice's kernel
+LAUNCHES = {  # by `Choice.kernel`
     "prefill": prefill_launch.list_launches,
     "prefill_varlen": prefill_varlen_launch.list_launches,
     "decode": decode_launch.list_launches,
@@ -33,9 +33,9 @@ LAUNCHES = {  # of a choice's kernel
 
 
 def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options: PlanOptions) -> tuple[Launch, ...]:
-    """One launch of dense prefill, two of ragged batches and paged caches, one more for values of more than 256
-    columns, one where keys are split and one where they are copied, if there is memory; one or two of decode; those of
-    prefill and of decode for ragged queries over pages."""
+    """The launches of a call, in order. Dense prefill has one, ragged and paged prefill two (the first orders tiles);
+    values of more than 256 columns, split keys and copied keys each add one. Decode has one or two. If there is no
+    memory for the copies of keys, plans again without them."""
     try:
         choice = choose(checked.problem, ARCHS["sm90"], options)
         return LAUNCHES[choice.kernel](checked, x, sequence, choice)
@@ -46,7 +46,7 @@ def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options
 
 
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
-    """Which kernel a problem gets; KeyError for a candidate that it does not have."""
+    """Chooses kernel and configuration for a problem; KeyError for an unknown `options.candidate`."""
     if options.candidate not in (None, BUILT_IN):
         return candidates(problem, target)[options.candidate]
     if problem.kind == "paged-ragged":

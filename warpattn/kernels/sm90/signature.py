@@ -1,4 +1,4 @@
-"""What Triton compiles for an attention kernel on Hopper: the types and constants that all of them have."""
+"""Makes the source, argument types and constants with which Triton compiles a Hopper attention kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..pieces.signature import ALIGNED, captured_types, kernel_source, modifier_
 
 
 def map_types(boxes: list[tuple[int, ...]], dtype: Any) -> tuple[str, ...]:
-    """The types of TMA descriptors whose boxes are in shared memory with the layout that wgmma reads."""
+    """Types of TMA descriptors with these `boxes`, which land in shared memory in the layout that wgmma reads."""
     layouts = [gl.NVMMASharedLayout.get_default_for(list(box), dtype) for box in boxes]
     return tuple(f"tensordesc<{dtype}{list(box)},{at!r}>" for box, at in zip(boxes, layouts, strict=True))
 
@@ -24,8 +24,8 @@ def attention_source(
     kernel: Any, args: Mapping[str, Any], config: Any, features: Features, maps: Mapping[str, Any],
     aligned: tuple[str, ...] = (), more: Mapping[str, Any] = MappingProxyType({}),
 ) -> GluonASTSource:  # fmt: skip
-    """The kernel of a launch with `args`; `maps`: the types of its tensor maps, `aligned`: its pointers to multiples of
-    16 bytes, both by path; `more`: constants of its own."""
+    """Source of a launch's kernel. `maps`: types of its tensor maps by argument path; `aligned`: paths of pointers
+    that are multiples of 16 bytes; `more`: further constants."""
     mask, score, has_sinks, has_lse, split_keys = features
     functions = modifier_functions(mask, score, folds=True, split_keys=split_keys)
     constants = {"config": config, "functions": functions, "has_sinks": has_sinks, "has_lse": has_lse, **more}

@@ -1,6 +1,6 @@
 """BackwardConfig: the two kernels of a backward of gfx942 or gfx950, and their choice; nothing here imports Triton.
 
-Each kernel holds 128 rows of one side in registers, and walks tiles of the other side that meet them:
+Each kernel holds 128 rows of one side in registers and loops over tiles of the other side:
 
       side        holds       walks       S [128, walked]    gradients in registers
       queries     Q, dO       K, V        Q · Kᵀ             dQ += dS · K
@@ -25,7 +25,7 @@ from warpattn.problem.operands import COPY_RULE
 
 from ..config import Products, RowStrides, pad_dim
 
-HELD = 128  # rows that a workgroup holds: 32 of each of four waves
+HELD = 128  # rows that a workgroup holds: 32 for each of four waves
 SEARCH = 64  # query tiles whose spans a wave tests at once, one a lane
 SINK_PARTS = 256  # parts of a sink's gradient that are loaded at once
 
@@ -107,7 +107,7 @@ class BackwardPrograms(NamedTuple):
 
     @property
     def keys(self) -> tuple[Any, ...]:
-        """What identifies them."""
+        """The programs' keys."""
         return tuple(None if program is None else program.key for program in self)
 
 
@@ -134,7 +134,7 @@ class Reads(NamedTuple):
 
 
 class ReadStrides(NamedTuple):
-    """Their strides."""
+    """Strides of `Reads`."""
 
     q: RowStrides
     k: RowStrides

@@ -36,7 +36,7 @@ class Stage:
 
 @gluon.jit
 def make_buffers(config: gl.constexpr):
-    """Allocate them."""
+    """Allocates the `Buffers`."""
     streams: gl.constexpr = config.streams
     scores, values = make_register_buffer(streams[0], 0), make_register_buffer(streams[1], 0)
     first = make_register_buffer(streams[2], 0)
@@ -60,7 +60,7 @@ def load_tile(buffers, sources, row, config: gl.constexpr):
 
 @gluon.jit
 def load(buffer, source, row):
-    """Request one operand."""
+    """Starts loading one operand."""
     return buffer.load_from_dram(source, row, 0, buffer.pages(source, row))
 
 

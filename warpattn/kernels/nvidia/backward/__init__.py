@@ -1,1 +1,1 @@
-"""The backward on NVIDIA cards: all of it but the products of the main kernel."""
+"""The backward on NVIDIA GPUs, except an architecture's matrix products."""

@@ -1,5 +1,5 @@
-"""Named tuples that launches of a backward hand to its kernels, and the sizes that all of them share. The launch fills
-in values, and the kernel reads fields by name. Nothing here imports Triton."""
+"""Named tuples that launches of a backward pass to its kernels, which read fields by name, and sizes that all of them
+share. This file imports no Triton."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 from warpattn.language.derivative import Adjoint
 from warpattn.language.nodes import Program
 
-STAGES = 2  # slots of the rings of Q and dO: this tile's and the next one's
+STAGES = 2  # slots of the Q and dO rings: for this query tile and the next one
 VISITS = 2 * STAGES  # records of query tiles: `reduce` reads one while the loader writes that of two tiles later
 VISIT_FIELDS = 5  # int32 of a record: first row, query head, flags, turn, key tile (-1: none left)
-TURN_FIELDS = 3  # int32 of a tile of dQ: head and first row in the kernels' own numbers (-1: no tile follows), turn
-BEHIND = 1 << 28  # rows and keys past the end of all sequences, of the visit to keys that no query sees
+TURN_FIELDS = 3  # int32 of a dQ tile: head and first row in the kernels' own numbers (-1: no tile follows), turn
+BEHIND = 1 << 28  # row and key past the end of all sequences, for the one visit of keys that no query sees
 MASKED, MORE, FIRST = 1, 2, 2  # the flags: the tile needs the mask; another tile follows; from bit 2 on, the first key
-ROWS = 32  # of a program of the kernels before and after the main one
-PADDING = 128  # rows that sequences are padded to where the kernels keep numbers of their own: a query tile at most
+ROWS = 32  # rows of a program of the kernels before and after the main one
+PADDING = 128  # rows of which sequences begin at multiples in the kernels' own buffers ("own numbers")
 LANES = 128  # sequences, or parts of a sink's gradient, that are loaded at once
-CAPTURED_ROWS = 64  # rows, and keys at a time, of a CTA that takes gradients of what a score captured
-SEARCH = 32  # query tiles whose spans the loader tests at once, one a lane
+CAPTURED_ROWS = 64  # rows of a CTA, and keys at a time, in the kernel for gradients of captured tensors
+SEARCH = 32  # query tiles whose spans the loader tests at once, one per lane
 
 
 class BackwardShape(NamedTuple):
@@ -28,16 +28,16 @@ class BackwardShape(NamedTuple):
     seq_q: Any
     seq_k: Any
     heads_q: Any
-    group: Any  # query heads of a key head
-    heads_kv: Any  # of a batch entry: a division of the others would be kept by every role, and spilled
-    tiles: Any  # key tiles of a head; of all sequences at most where they are end to end
+    group: Any  # query heads per key head
+    heads_kv: Any  # key heads of a batch entry; as a quotient every role would keep, and spill, it
+    tiles: Any  # key tiles of a head; for packed sequences an upper bound over all of them
     section: Any  # `KeyTileOrder.section`
     heads: Any  # key heads of all batch entries
-    lap: Any  # `KeyTileOrder.lap`; of sequences end to end it is in the list of their key tiles
+    lap: Any  # `KeyTileOrder.lap`; for packed sequences it is in the list of their key tiles
 
 
 class Sequences(NamedTuple):
-    """Where sequences end to end begin, int32 (batch + 1,), and the list of their key tiles, see `key_tiles.py`."""
+    """Offsets of packed sequences, int32 (batch + 1,), and the list of their key tiles, see `key_tiles.py`."""
 
     cu_q: Any
     cu_k: Any
@@ -45,7 +45,7 @@ class Sequences(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """`Prepared.turns`, and the blocks of ROWS padded rows of a head, int32."""
+    """`Prepared.turns`, and the number of blocks of ROWS padded rows in a head, int32."""
 
     pointer: Any
     blocks: Any
@@ -55,13 +55,13 @@ class RowShape(NamedTuple):
     """The `shape` argument of the kernels before and after the main one, int32."""
 
     batch: Any
-    seq_q: Any  # or all queries, where they are end to end
-    padded_q: Any  # rows of shift, delta and the fp32 dq, of each sequence or all
+    seq_q: Any  # queries of a sequence; of all packed sequences
+    padded_q: Any  # rows of shift, delta and the fp32 dq, of a sequence or of all packed ones
     heads_q: Any
 
 
 class Statistics(NamedTuple):
-    """What the forward and the caller know of each row, fp32 (batch, heads_q, seq_q), and the sinks (heads_q,)."""
+    """LSE and its gradient for each row, fp32 (batch, heads_q, seq_q), and the sinks (heads_q,)."""
 
     lse: Any
     dlse: Any
@@ -69,18 +69,18 @@ class Statistics(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """fp32 (heads, padded_q) twice, (heads, padded_q, dim), and parts of the sinks' gradients (heads, padded_q / ROWS);
-    heads are batch * heads_q, or heads_q where sequences are end to end; `dq_copies` times as many of dq and turns."""
+    """Buffers of the kernels, fp32: shift and delta (heads, padded_q), dq (heads, padded_q, dim), parts of the sinks'
+    gradients (heads, padded_q / ROWS). heads: batch * heads_q, or heads_q if packed; dq, turns: times `dq_copies`."""
 
     shift: Any
     delta: Any
     dq: Any
     dsinks: Any
-    turns: Any  # int32 (heads, padded_q / ROWS): CTAs that have added to a tile of dq, at the tile's first block
+    turns: Any  # int32 (heads, padded_q / ROWS): number of CTAs that have added to a dq tile, at the tile's first block
 
 
 class Added(NamedTuple):
-    """What is left to add up or to round, as in `Prepared`."""
+    """The buffers of `Prepared` that the last kernel sums and rounds."""
 
     dq: Any
     dsinks: Any
@@ -88,7 +88,7 @@ class Added(NamedTuple):
 
 
 class BackwardPrograms(NamedTuple):
-    """The mask, the score and the score's derivative that a main kernel is compiled for."""
+    """The programs of mask, score and the score's derivative that a main kernel is compiled for."""
 
     mask: Program
     score: Program | None
@@ -96,7 +96,7 @@ class BackwardPrograms(NamedTuple):
 
 
 class CapturedShape(NamedTuple):
-    """The `shape` argument of the kernel for what a score captured, int32."""
+    """The `shape` argument of the kernel for gradients of captured tensors, int32."""
 
     batch: Any
     seq_q: Any  # or all queries, where they are end to end
@@ -106,7 +106,7 @@ class CapturedShape(NamedTuple):
 
 
 class CapturedPrograms(NamedTuple):
-    """What the kernel for gradients of what a score captured is compiled for."""
+    """The programs that the kernel for gradients of captured tensors is compiled for."""
 
     mask: Program
     score: Program
@@ -114,9 +114,9 @@ class CapturedPrograms(NamedTuple):
 
 
 class AdjointFunctions(NamedTuple):
-    """How a gradient of what a score captured is computed, and where it is added."""
+    """How the gradient of a captured tensor is computed, and where it is added."""
 
-    value: Any  # function of the pair: what its gradient is multiplied with
+    value: Any  # function of a (row, key) pair: factor of the score's gradient
     index: tuple[Any, ...]  # functions, one for each dimension of the tensor
     sizes: int  # where the tensor's sizes begin in `score_args`
     by_row: bool  # whether the index depends on the row
@@ -126,21 +126,21 @@ class AdjointFunctions(NamedTuple):
 
 @dataclass(frozen=True)
 class PairProducts:
-    """An architecture's products of CAPTURED_ROWS queries and keys, in the kernel for what a score captured."""
+    """An architecture's matrix products of CAPTURED_ROWS queries and keys, for gradients of captured tensors."""
 
-    layout: Any  # registers of the products
-    memory: Any  # function () that allocates what they need beside shared memory
+    layout: Any  # register layout of the products
+    memory: Any  # function () that allocates what the products need beside shared memory
     multiply: Any  # function (ctx, number of products before) of a `Captured`: (Q · Kᵀ, dO · Vᵀ)
 
     @property
     def cache_key(self) -> str:
-        """What Triton's cache knows them by: the functions' source text, which is not in their names."""
+        """The key for Triton's cache: the functions' source text, because their names do not identify it."""
         return f"{self.layout} {self.memory.cache_key} {self.multiply.cache_key}"
 
 
 @dataclass(frozen=True)
 class DeviceCode:
-    """The functions of an architecture in the kernels that all share."""
+    """The functions of an architecture that the shared backward kernels call."""
 
     make_rings: Any  # function (config): the rings of the main kernel
     start_roles: Any  # function (ctx) of a `visits.Context`: runs every role of the main kernel in its warps

@@ -1,11 +1,11 @@
-"""Gradients of what a score captured: the scores of 64 query rows and all keys that they see, once more.
+"""The kernel for gradients of tensors that a score function captures; it recomputes the scores, 64 query rows a CTA.
 
     dT[i] += sum of dx * df/dT over the pairs (row, key) that read T[i]        dx = p * (dp - total)
 
-A CTA walks the key tiles twice: first for each row's total, the sum of p * dp (that of dout * out has the rounding of
-out, the same for all pairs of a row, which does not average out in a sum over them), then to add dx * df/dT. What an
-index does not depend on is summed first, and so is a tile whose pairs all read one element; then one atomic addition
-for each element that is left. The products of a tile are an architecture's, see `PairProducts`.
+A CTA loops over the key tiles twice: first for each row's total, the sum of p * dp; then to add dx * df/dT. (The sum of
+dout * out would contain the rounding of out, which is the same for all pairs of a row and does not average out.) Before
+it adds, it sums over rows or keys on which the index i does not depend, or over a whole tile whose pairs all read one
+element; each remaining element takes one atomic addition. Each architecture has its own products, see `PairProducts`.
 """
 
 from triton.experimental import gluon
@@ -24,7 +24,7 @@ TILE = gl.constexpr(sizes.CAPTURED_ROWS)
 
 @gluon.aggregate
 class Lines:
-    """Rows of a tensor that threads copy, as `strided_rows` takes them."""
+    """Rows of a tensor that threads copy, with the fields that `strided_rows` reads."""
 
     b: gl.tensor
     h: gl.tensor
@@ -33,21 +33,21 @@ class Lines:
 
 @gluon.aggregate
 class Rows:
-    """The query rows of a CTA; the fields are those that `Modifiers` read of a tile and of its work."""
+    """The query rows of a CTA, with the fields that `Modifiers` read from a tile and from its scheduler."""
 
     b: gl.tensor
     h: gl.tensor
     row: gl.tensor
     seq_q: gl.tensor
     seq_k: gl.tensor
-    q_start: gl.tensor  # token of the first query of the sequence; of the first key
+    q_start: gl.tensor  # token of the sequence's first query; `k_start` of its first key
     k_start: gl.tensor
     given: gl.tensor  # int64, where the head's and sequence's numbers begin in lse and dlse
 
 
 @gluon.aggregate
 class Captured:
-    """What every step of a CTA gets."""
+    """The arguments of every step of a CTA."""
 
     k: gl.base_value
     v: gl.base_value
@@ -56,11 +56,11 @@ class Captured:
     k_smem: gl.shared_memory_descriptor
     v_smem: gl.shared_memory_descriptor
     rows: Rows
-    lse: gl.tensor  # [TILE], inf for rows that are not there or see nothing
+    lse: gl.tensor  # [TILE], inf for rows that do not exist or see no key
     mods: Modifiers
     scale: gl.tensor
     group: gl.tensor
-    memory: gl.base_value  # of the products
+    memory: gl.base_value  # what `PairProducts.memory` has allocated
     products: gl.constexpr
     config: gl.constexpr
 
@@ -117,7 +117,7 @@ def own_rows(shape, cu_q, cu_k, config: gl.constexpr):
 
 @gluon.jit
 def load_rows(reads, statistics, rows, mods, scale, shape, products: gl.constexpr, config: gl.constexpr):
-    """Q and dout to shared memory, and what else stays."""
+    """Copies Q and dout to shared memory; returns a `Captured`."""
     q_smem, do_smem = allocate(config.whole_qk, config), allocate(config.whole_v, config)
     copy_rows(reads[0], q_smem, rows.b, rows.h, rows.q_start, rows.row, rows.seq_q, config.dim_qk)
     copy_rows(reads[3], do_smem, rows.b, rows.h, rows.q_start, rows.row, rows.seq_q, config.dim_v)
@@ -136,12 +136,12 @@ def weigh(ctx, key, number):
     """(S times the scale, P, dP) [TILE, TILE] of the tile of keys that begins with `key`; `number`: tiles before."""
     rows = ctx.rows
     h = rows.h // ctx.group
-    gl.barrier()  # all have read the tile before
+    gl.barrier()  # all warps have read the previous tile
     copy_rows(ctx.k, ctx.k_smem, rows.b, h, rows.k_start, key, rows.seq_k, ctx.config.dim_qk)
     copy_rows(ctx.v, ctx.v_smem, rows.b, h, rows.k_start, key, rows.seq_k, ctx.config.dim_v)
     fence_async_shared()  # products see the copies
     gl.barrier()
-    if ctx.mods.keep is not None:  # hidden ones are multiplied by 0
+    if ctx.mods.keep is not None:  # hidden K and V are multiplied by 0, which must not give NaN
         bound_nonfinite(ctx.k_smem)
         clear_nonfinite(ctx.v_smem)
     s, dp = ctx.products.multiply(ctx, number)
@@ -152,7 +152,7 @@ def weigh(ctx, key, number):
 
 @gluon.jit
 def add_adjoint(ctx, adjoint: gl.constexpr, pointer, s, dx, key):
-    """Add one adjoint's part of a tile; `adjoint` is an `AdjointFunctions`."""
+    """Adds a tile's part of one gradient; `adjoint` is an `AdjointFunctions`."""
     rows, args = ctx.rows, ctx.mods.score_args
     layout: gl.constexpr = ctx.products.layout
     q, k = positions(ctx, key)
@@ -185,7 +185,7 @@ def add_adjoint(ctx, adjoint: gl.constexpr, pointer, s, dx, key):
 
 @gluon.jit
 def element(ctx, adjoint: gl.constexpr, s, q, k):
-    """(number of the element of a contiguous tensor that pairs read, whether there is one)."""
+    """(index of the element that pairs read in the contiguous tensor, whether it is inside)."""
     rows, args = ctx.rows, ctx.mods.score_args
     at = gl.to_tensor(0).to(gl.int64)
     inside = gl.to_tensor(True)
@@ -216,7 +216,7 @@ def allocate(cols: gl.constexpr, config: gl.constexpr):
 
 @gluon.jit
 def copy_rows(x, smem, b, h, start, row, length, dim: gl.constexpr):
-    """Rows from `row` on of a head of a sequence to shared memory; zeros past its end and behind `dim` columns."""
+    """Copies a head's rows from `row` on to shared memory; zeros past the sequence's end and past `dim` columns."""
     cols: gl.constexpr = smem.shape[1]
     layout: gl.constexpr = copy_layout(cols)
     i = row + gl.arange(0, TILE, gl.SliceLayout(1, layout))

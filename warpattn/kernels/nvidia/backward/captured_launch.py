@@ -1,4 +1,4 @@
-"""The launch that takes gradients of what a score captured."""
+"""The launch that computes gradients of tensors that a score captures."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def captured_launches(
     kernels: BackwardKernels, checked: CheckedBackward, x: Gradients, sequence: Sequence, wanted: Many[bool],
     sums: Many[Tensor | None],
 ) -> tuple[Launch, ...]:  # fmt: skip
-    """The launch that adds the gradients of what the score captured to `sums`, fp32 and contiguous, one for each tensor
-    where it is `wanted`; in any order."""
+    """The launch that adds the gradients of captured tensors to `sums` (fp32, contiguous), for each tensor that is
+    `wanted`. The order of additions is not fixed."""
     forward = checked.forward
     problem, score = forward.problem, forward.score
     config = kernels.choose(problem, ARCHS[kernels.arch], False).config

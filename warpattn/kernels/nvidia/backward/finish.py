@@ -1,4 +1,4 @@
-"""After the main kernel: dQ times the scale in the dtype of q, and the gradients of sinks from their parts."""
+"""The kernel after the main one: writes dQ times the scale in q's dtype, and sums the gradients of sinks."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -9,7 +9,7 @@ from .rows import LANES, ROWS, lane_layout, row_block, row_head, row_layout, str
 
 @gluon.jit
 def finish_kernel(dq, sums, dsinks, cu_q, scale, shape, config: gl.constexpr, has_sinks: gl.constexpr):
-    """dq: `StridedRows` to write. sums: `Added` to read. dsinks: fp32 (heads_q,). shape: `RowShape`. Grid as that of
+    """dq: `StridedRows`, written. sums: `Added`, read. dsinks: fp32 (heads_q,). shape: `RowShape`. Grid: as for
     `prepare_kernel`."""
     gdc_wait()
     layout: gl.constexpr = row_layout(config.padded)
@@ -28,7 +28,7 @@ def finish_kernel(dq, sums, dsinks, cu_q, scale, shape, config: gl.constexpr, ha
 
 @gluon.jit
 def load_sum(sums, rows, col, inside, copy: gl.constexpr, shape, config: gl.constexpr):
-    """One of the sums of dQ; zeros where no CTA has added to the tile."""
+    """Loads sum number `copy` of dQ; zeros where no CTA has added to the tile."""
     own = rows.own
     if config.deterministic:
         head = row_head() + copy * gl.num_programs(1)
@@ -41,7 +41,7 @@ def load_sum(sums, rows, col, inside, copy: gl.constexpr, shape, config: gl.cons
 
 @gluon.jit
 def sum_sink(sums, dsinks, h, shape, config: gl.constexpr):
-    """The gradient of one head's sink: the parts of all its rows, always in the same order."""
+    """Writes the gradient of one head's sink: the sum of its rows' parts, always in the same order."""
     total = gl.zeros([LANES], gl.float32, lane_layout())
     parts = shape.padded_q // ROWS
     entries = 1 if config.ragged else shape.batch

@@ -1,4 +1,4 @@
-"""The main kernel of a backward: tensors and work for the roles of an architecture."""
+"""The main kernel of a backward on NVIDIA GPUs, which runs an architecture's roles."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -43,7 +43,7 @@ def backward_kernel(
 
 @gluon.jit
 def start_at_keys(tensors, work, mods, slope: gl.constexpr, scale, config: gl.constexpr, code: gl.constexpr):
-    """Make the rings and run the roles, at the CTA's first key tile."""
+    """Makes the rings and runs the roles, from the CTA's first key tile on."""
     keys = keys_at(work, gl.program_id(0), config)
     ctx = Context(tensors, code.make_rings(config), work, keys, mods, slope, scale, config)
     fence_async_shared()  # TMA sees the new barriers
@@ -52,5 +52,5 @@ def start_at_keys(tensors, work, mods, slope: gl.constexpr, scale, config: gl.co
 
 @gluon.jit
 def clipped(argument):
-    """The rows of a `ClippedMap`."""
+    """The `ClippedRows` of a `ClippedMap`."""
     return ClippedRows(argument.map, argument.step, argument.unit)

@@ -1,6 +1,6 @@
-"""The list of key tiles of sequences end to end, the longest sequence first: with packed documents a tile's work grows
-with the length of its document, and long tiles begin before short ones. Where CTAs wait for those with later keys, a
-sequence's last tile is first.
+"""The kernel that lists the key tiles of packed sequences, those of the longest sequence first: a tile's work grows
+with the length of its sequence, so long tiles begin before short ones. A sequence's last tile is first where CTAs wait
+for those with later keys.
 
       list     number of tiles, tiles of a lap | sequence, tile | sequence, tile | ...      int32, a record of two each
 """
@@ -13,8 +13,8 @@ from .rows import LANES, lane_layout
 
 @gluon.jit
 def key_tiles_kernel(cu_k, tiles, batch, section, at_once, config: gl.constexpr):
-    """Write the records of one sequence behind those of all longer ones. `section` and `at_once` are those of a
-    `KeyTileOrder`. Grid: (batch,)."""
+    """Writes the records of one sequence after those of all longer ones. `section`, `at_once`: as in `KeyTileOrder`.
+    Grid: (batch,)."""
     b = gl.program_id(0)
     length = gl.load(cu_k + b + 1) - gl.load(cu_k + b)
     before = gl.zeros([LANES], gl.int32, lane_layout())

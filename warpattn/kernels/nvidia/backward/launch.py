@@ -1,6 +1,6 @@
-"""The launches of a backward call, with every argument by name: prepare, the main kernel, finish; and before
-them the list of key tiles where sequences are end to end. The last two start when the one before ends, without the time
-of a launch between (programmatic dependent launch)."""
+"""The launches of a backward call, with every argument by name: for packed sequences the list of key tiles; then
+prepare, the main kernel, and finish. With PDL, the last two start when the preceding one ends, without launch latency.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ DENSE = Dense()
 
 @dataclass(frozen=True)
 class BackwardKernels:
-    """The kernels of an architecture that multiply. choose: for a problem, a chip, and whether gradients are
-    deterministic. device_code imports Triton, so it is called only where a kernel is compiled."""
+    """An architecture's part of the backward. choose(problem, chip, deterministic) gives the configuration. device_code
+    imports Triton, so it is called only where a kernel is compiled."""
 
     arch: str
     choose: Callable[[Problem, Arch, bool], Choice]
@@ -50,7 +50,7 @@ class BackwardKernels:
 
 @dataclass(frozen=True, eq=False)
 class BackwardCall:
-    """What all launches of a call share."""
+    """The values that all launches of a call share."""
 
     checked: CheckedBackward
     x: Gradients
@@ -66,7 +66,7 @@ class BackwardCall:
 
     @property
     def row_grid(self) -> tuple[int, int]:
-        """Of the kernels before and after the main one."""
+        """Grid of the kernels before and after the main one."""
         return self.shape.padded_q // ROWS, self.made.shift.shape[0]
 
 
@@ -74,7 +74,7 @@ def backward_launches(
     kernels: BackwardKernels, checked: CheckedBackward, x: Gradients, sequence: Sequence = DENSE,
     choice: Choice | None = None,
 ) -> tuple[Launch, ...]:  # fmt: skip
-    """The launches of a dense or ragged backward call, with the planner's choice or a given one.
+    """The launches of a dense or ragged backward call, with the given `choice` or the planner's.
 
     `x` is `fitted_gradients`, and has queries and keys (`without_tiles` is for the rest).
     """
@@ -111,7 +111,7 @@ def _call(
 
 
 def _key_tiles(call: BackwardCall) -> Launch:
-    """Write `sequences.tiles`."""
+    """Launch that writes `sequences.tiles`."""
     config, sequences = call.choice.config, call.sequences
     order = call.choice.order
     args = {
@@ -128,7 +128,7 @@ def _key_tiles(call: BackwardCall) -> Launch:
 
 
 def _prepare(call: BackwardCall) -> Launch:
-    """Write `made`."""
+    """Launch that writes `made`."""
     x, config, forward = call.x, call.choice.config, call.checked.forward
     has_dlse, has_sinks = x.dlse is not None, x.dsinks is not None
     args = {
@@ -147,7 +147,7 @@ def _prepare(call: BackwardCall) -> Launch:
 
 
 def _main(call: BackwardCall) -> Launch:
-    """Write dk and dv, and add to `made.dq`."""
+    """Launch that writes dk and dv, and adds to `made.dq`."""
     checked, choice, made = call.checked, call.choice, call.made
     problem, config = checked.forward.problem, choice.config
     modifiers = BackwardPrograms(*programs(checked.forward), checked.slope)
@@ -179,7 +179,7 @@ def _main(call: BackwardCall) -> Launch:
 
 
 def _finish(call: BackwardCall) -> Launch:
-    """Write dq and dsinks from `made`."""
+    """Launch that writes dq and dsinks from `made`."""
     x, config = call.x, call.choice.config
     has_sinks = x.dsinks is not None
     args = {
@@ -197,7 +197,7 @@ def _finish(call: BackwardCall) -> Launch:
 
 
 def _boxes(call: BackwardCall, name: str, rows: int, cols: int) -> Any:
-    """The kernel's argument for a tensor that TMA copies in boxes of `rows` rows."""
+    """The kernel's argument for a tensor that TMA copies in boxes of `rows` x `cols`."""
     x, config = getattr(call.x, name), call.choice.config
     return clipped_map(name, x, rows, cols) if config.ragged else x
 

@@ -1,10 +1,10 @@
-"""Producer warp of a backward: takes key tiles, finds query tiles that meet them, and feeds K, V, Q and dO.
-Of the next keys Q and dO are loaded, and K and V after their last readers, while gradients of the last ones leave.
+"""The producer warp of a backward: fetches key tiles, finds the query tiles that see them, and loads K, V, Q and dO.
+While gradients of a key tile are stored, it loads Q and dO for the next one, and K and V once they are free.
 
-The mask bounds the keys of a tile of rows; here the keys are given and the rows are wanted. So the warp evaluates the
-bounds of 32 query tiles at once, one a lane, and visits those that meet the keys: exact for every mask, no inverse. The
-attending warps get each tile's first row with its slot, whether it needs the mask, and whether another one follows.
-Tiles come head after head, or the heads of a group side by side (`tile_at`).
+A mask's span gives the keys of a row tile, but here the keys are given and the rows are wanted. So the warp evaluates
+the spans of 32 query tiles at once, one per lane, and visits those that contain some of the keys: this is exact for
+every mask. With each slot, the other roles get the tile's first row, whether it needs the mask, and whether another
+one follows. Tiles come head after head, or the heads of a group side by side (`tile_at`).
 
       key tile n           rows 0..63   rows 64..127  ...     lanes of one test
       bounds of the rows   [a, b)       [c, d)                meets: first < n end and n begin < last
@@ -27,11 +27,11 @@ BEHIND = gl.constexpr(sizes.BEHIND)
 
 @gluon.aggregate
 class Search:
-    """Where the search for query tiles has arrived: lanes of a block of tiles, and the last lane taken."""
+    """The state of the search for query tiles: the tests of a block of tiles, and the last lane taken."""
 
-    origin: gl.tensor  # the query tile that a walk of heads side by side begins with
-    h: gl.tensor  # query head, or the first of those side by side
-    block: gl.tensor  # number of the block's first tile, as `tile_at` counts
+    origin: gl.tensor  # with heads side by side, the query tile with which the walk begins
+    h: gl.tensor  # query head, or the first of the heads side by side
+    block: gl.tensor  # number of the block's first tile, counted as in `tile_at`
     meets: gl.tensor  # [SEARCH] bool
     masked: gl.tensor  # [SEARCH] int32, the flag
     turn: gl.tensor  # [SEARCH]
@@ -40,7 +40,7 @@ class Search:
 
 @gluon.jit
 def load_role(ctx):
-    """Load key tiles until none is left, and publish that."""
+    """Loads key tiles until none is left, and publishes that."""
     state = producer_state(STAGES)  # of the rings of Q and dO
     key_state = producer_state(1)
     number = gl.program_id(0)
@@ -59,16 +59,16 @@ def load_role(ctx):
 
 @gluon.jit
 def load_tiles(ctx, state, key_state, number):
-    """Load the keys and values, and every query tile that meets the keys; the state of the slot behind."""
+    """Loads K and V of a key tile, and every query tile that sees its keys; returns the next slot's state."""
     search, visit = next_visit(ctx, first_search(ctx, number), number)
     visit = at_least_one(visit)
     pending = gl.to_tensor(True)
     while visit.row >= 0:
         load_rows(ctx, (ctx.tensors.q, ctx.tensors.shift), ctx.rings.q, ctx.rings.shift, state, visit)
         if pending:
-            ctx.rings.k.producer_acquire(key_state)  # V, too, was read before the last dS, and K of it is released last
+            ctx.rings.k.producer_acquire(key_state)  # V is free, too: it was read before the last dS, and K after that
             load_keys(ctx, ctx.tensors.k, ctx.rings.k, visit, ctx.config.padded_qk)
-        search, following = next_visit(ctx, search, number)  # while Q is on its way
+        search, following = next_visit(ctx, search, number)  # while Q is in flight
         announce(ctx, state, visit, following)
         load_rows(ctx, (ctx.tensors.do, ctx.tensors.delta), ctx.rings.do, ctx.rings.delta, state, visit)
         if pending:  # behind dO, which is needed no later
@@ -81,8 +81,8 @@ def load_tiles(ctx, state, key_state, number):
 
 @gluon.jit
 def at_least_one(visit):
-    """The first visit of a key tile. Where no query tile meets the keys it is of rows and keys behind the last ones:
-    zeros, all hidden, whose gradients are zeros, and what they add to dQ is past its end."""
+    """The first visit of a key tile. If no query tile sees the keys, it is a visit of rows and keys past the end: TMA
+    loads zeros, all hidden, so that gradients are zeros, and clips what is added to dQ."""
     none = visit.row < 0
     row, flags = gl.where(none, BEHIND, visit.row), gl.where(none, MASKED, visit.flags)
     return Visit(visit.b, visit.h, row, flags, visit.turn, visit.number)
@@ -96,7 +96,7 @@ def first_key(ctx, visit):
 
 @gluon.jit
 def announce_end(ctx, state):
-    """Publish that no keys are left: a slot without a tile."""
+    """Publishes that no keys are left, by a slot without a tile."""
     full = ctx.rings.q.producer_acquire(state)
     publish_visit(ctx.rings.visits, state.index + STAGES * (state.phase ^ 1), no_visit(ctx))
     mbarrier.arrive(full, count=2)
@@ -107,7 +107,7 @@ def announce_end(ctx, state):
 
 @gluon.jit
 def load_keys(ctx, source, ring, visit, cols: gl.constexpr):
-    """Keys or values of the CTA, `cols` columns, in parts."""
+    """Loads the CTA's K or V, `cols` columns, in parts."""
     keys = ctx.keys
     full = ring.full(0)
     mbarrier.expect(full, ctx.config.key_bytes(cols))
@@ -122,7 +122,7 @@ def load_keys(ctx, source, ring, visit, cols: gl.constexpr):
 
 @gluon.jit
 def load_rows(ctx, sources, ring, numbers, state, visit):
-    """Rows of Q or dO with their numbers into the next slot."""
+    """Loads a tile of Q or dO, and its shift or delta, into the next slot."""
     keys = ctx.keys
     full = ring.producer_acquire(state)
     cols: gl.constexpr = ring.smem.shape[-1]
@@ -135,7 +135,7 @@ def load_rows(ctx, sources, ring, numbers, state, visit):
 
 @gluon.jit
 def announce(ctx, state, visit, following):
-    """Publish a visit, and whether another one follows; Q of its slot is full when it has arrived, too."""
+    """Publishes a visit and whether another one follows; this is the second arrival on the Q slot's full barrier."""
     flags = visit.flags | gl.where(following.row >= 0, MORE, 0) | (first_key(ctx, visit) << FIRST)
     visit = Visit(visit.b, visit.h, visit.row, flags, visit.turn, visit.number)
     publish_visit(ctx.rings.visits, state.index + STAGES * (state.phase ^ 1), visit)
@@ -155,7 +155,7 @@ def first_search(ctx, number):
 
 @gluon.jit
 def next_visit(ctx, search, number):
-    """(search, visit): the next tile that meets the keys; its row is -1 if there is none."""
+    """(search, visit): the next query tile that sees the keys; its row is -1 if there is none."""
     keys = ctx.keys
     together = heads_together(ctx)
     tiles = query_tiles(ctx) * together
@@ -178,14 +178,14 @@ def next_visit(ctx, search, number):
 
 @gluon.jit
 def next_lane(search):
-    """The first lane after the last one taken whose tile meets the keys; SEARCH if there is none."""
+    """The first lane after the last one taken whose tile sees the keys; SEARCH if there is none."""
     lane = gl.arange(0, SEARCH, lane_layout())
     return gl.min(gl.where(search.meets & (lane > search.lane), lane, SEARCH), 0)
 
 
 @gluon.jit
 def search_block(ctx, origin, h, block, number):
-    """Test the bounds of SEARCH query tiles of a head or those side by side, from tile number `block` on."""
+    """Tests the spans of SEARCH query tiles, of one head or of heads side by side, from tile number `block` on."""
     keys = ctx.keys
     block_m: gl.constexpr = ctx.config.block_m
     tile = block + gl.arange(0, SEARCH, lane_layout())
@@ -223,8 +223,8 @@ def heads_together(ctx):
 
 @gluon.jit
 def tile_at(ctx, origin, h, number):
-    """(query head, first row) of tile `number`, any shape, of head h; or, side by side, of each row the group's heads
-    from h on, and row by row away from tile `origin`, so that CTAs that walk together share what L2 holds:
+    """(query head, first row) of tile `number`, any shape, of head h. With heads side by side: all heads of the group
+    from h on, then the next row, away from tile `origin`, so that CTAs that run together read the same tiles from L2:
 
         number   0 1 2 3   4 5 6 7       tile and head, a group of 4, from the last tile down
                  9 9 9 9   8 8 8 8
@@ -239,8 +239,8 @@ def tile_at(ctx, origin, h, number):
 
 @gluon.jit
 def first_row(ctx, tile):
-    """First row of a head's query tile number `tile` in the order of this CTA, which begins beside its own keys: CTAs
-    that run at once add to different rows of dQ."""
+    """First row of query tile number `tile` of a head in this CTA's order, which begins beside its own keys, so that
+    CTAs that run at once add to different rows of dQ."""
     tiles = query_tiles(ctx)
     if ctx.config.rotate:
         tile = tile + first_tile(ctx)
@@ -250,7 +250,7 @@ def first_row(ctx, tile):
 
 @gluon.jit
 def first_tile(ctx):
-    """The query tile that a CTA begins with where the first ones are spread over all tiles."""
+    """The query tile with which a CTA begins if CTAs begin at different tiles (`rotate`)."""
     keys = ctx.keys
     tiles = query_tiles(ctx)
     if ctx.config.deterministic:
@@ -261,11 +261,11 @@ def first_tile(ctx):
 
 @gluon.jit
 def turn_at(ctx, number, tile, last):
-    """How many CTAs add to this one's sums of query tiles [SEARCH] before it, if their rows see keys up to `last`.
+    """This CTA's turn at query tiles [SEARCH] whose rows see keys up to `last`: how many CTAs add to its sum first.
 
-    CTAs add in the order in which they arrive, so that hardly any waits: a CTA begins at the tile beside its own keys,
-    where those with later keys have begun and those with earlier keys come later. Without a mask the tiles go round,
-    and so do the turns. Where all begin at the last rows, those with earlier keys were launched before, and are ahead.
+    Turns follow the order in which CTAs reach a tile, so that hardly any waits. A CTA begins at the tile beside its own
+    keys, after CTAs with later keys and before those with earlier ones. Without a mask tiles go round, and so do turns.
+    Where all CTAs begin at the last rows, those with earlier keys were launched first and are ahead.
     """
     n = key_tile(ctx)
     own = sharing(ctx, n)
@@ -294,5 +294,5 @@ def key_tiles(ctx):
 
 @gluon.constexpr_function
 def lane_layout():
-    """One query tile a lane of the warp."""
+    """The layout with one query tile per lane."""
     return gl.BlockedLayout([1], [32], [1], [0])

@@ -1,6 +1,6 @@
-"""In which order the CTAs of a backward take key tiles.
+"""The order in which CTAs of a backward take key tiles.
 
-Nothing in this file imports Triton.
+This file imports no Triton.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from warpattn.problem.operands import COPY_RULE, is_masked
 from .arguments import PADDING
 from .tiles import BackwardTiles
 
-# CTAs of a section, in waves of all SMs, where sequences are end to end: their tiles differ more (of 32 documents of
-# mean 512 a list of CTAs as long as they take ends 10 % later with one head at a time).
+# Size of a section in waves of all SMs, for packed sequences, whose tiles differ more: with one head at a time, 32
+# documents of mean length 512 would end 10 % later.
 RAGGED_WAVES = 4
 
 
 @dataclass(frozen=True)
 class KeyTileOrder:
-    """How CTAs are numbered: the key tiles of a section's heads one after the other, of each tile all heads. As many
-    heads are a section as run at once, so that CTAs share queries in L2 (with more heads side by side 16 x 1 k takes
-    11 % more time on an H100). A causal mask's longest tiles are first, so the last section ends evenly."""
+    """How CTAs are numbered: section by section, in each key tile by key tile, for each tile all heads. A section has
+    as many heads as run at once, so that their queries share L2 (with more heads 16 x 1 k takes 11 % longer on an
+    H100). With a causal mask the longest tiles come first, so the last section ends evenly."""
 
-    tiles: int  # of a head
+    tiles: int  # key tiles of a head
     heads: int  # key heads
     section: int  # heads of a section
     at_once: int  # CTAs that run at once
 
     @cached_property
     def lap(self) -> int:
-        """Key tiles of a section, or of equal parts of it that run at once, which begin together, or end together."""
+        """CTAs of a lap, which begin or end together: those of a section, or of equal parts of it that run at once."""
         section = self.tiles * self.section
         return -(-section // -(-section // self.at_once))
 
 
 def key_tile_choice(problem: Problem, config: BackwardTiles, why: str, target: Arch, *memory: str) -> Choice:
-    """The choice for the gradients of a `problem` by a configuration and the reason for it: a CTA for each key tile, or
-    for each SM. `memory`: lines on the configuration beside its roles and rings."""
+    """Makes the `Choice` for the gradients of a `problem` with `config` (for the reason `why`): one CTA per key tile,
+    or per SM if persistent. `memory`: further lines for a plan."""
     if config.persistent:
         why += "; one persistent CTA on each SM takes key tiles as it gets free"
     if config.ragged:
@@ -80,7 +80,7 @@ def key_tile_choice(problem: Problem, config: BackwardTiles, why: str, target: A
 
 
 def heads_of_section(problem: Problem, config: BackwardTiles, tiles: int, target: Arch) -> int:
-    """Heads whose key tiles are numbered together: one where tiles have equal work, or wait for later ones."""
+    """Heads of a section; one where tiles have equal work or wait for later ones."""
     if config.waits_for_later or not (config.ragged or is_masked(problem)):
         return 1
     heads = problem.heads_kv * (1 if config.ragged else problem.batch)
@@ -89,8 +89,8 @@ def heads_of_section(problem: Problem, config: BackwardTiles, tiles: int, target
 
 
 def padded_rows(problem: Problem) -> int:
-    """Rows of a head in the kernels' own numbers. Sequence b of those end to end begins at a multiple of PADDING, at
-    (cu_q[b] + b * PADDING) rounded down, so that no lengths are added up."""
+    """Rows of a head in the kernels' own numbers. Packed sequence b begins at cu_q[b] + b * PADDING, rounded down to
+    a multiple of PADDING, so that no padded lengths need to be summed."""
     if problem.kind == "ragged":
         return PADDING * (problem.seq_q // PADDING + problem.batch)
     return PADDING * -(-problem.seq_q // PADDING)

@@ -1,11 +1,11 @@
-"""Before the main kernel: what it needs of each query row, and zeros in dQ or, in a fixed order, in its counters.
+"""The kernel before the main one: computes two numbers per query row; zeroes dQ, or, if deterministic, its counters.
 
-      delta = Σ dout · out - dlse       written as -delta, where the accumulator of dP begins
-      shift = -lse · unit               where that of S begins: unit is 1 / scale, or 1 if a score function sees S first
+      delta = Σ dout · out - dlse       stored as -delta: the initial accumulator of dP
+      shift = -lse · unit               initial accumulator of S; unit: 1 / scale, or 1 if a score function sees S first
 
-Rows that saw nothing, and those past the last one, have a shift of -inf and so P = 0. Where delta is not finite it is
-written as 0 and the shift as NaN: P is NaN where such a row sees a key, and 0 elsewhere, as ever. A sink's gradient is
-summed in parts, one a program, which the kernel after the main one adds up in their order.
+Rows that saw no key, and rows past the last one, get a shift of -inf, so P = 0. If delta is not finite, it is stored as
+0 and the shift as NaN: P is then NaN where such a row sees a key, and 0 elsewhere. Each program also sums its part of a
+sink's gradient; the kernel after the main one adds the parts in order.
 """
 
 from triton.experimental import gluon

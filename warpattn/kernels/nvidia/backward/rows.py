@@ -1,7 +1,7 @@
-"""Which rows a program of the kernels before and after the main one works on, in a dense batch or sequences end to end.
+"""The rows of a program in the kernels before and after the main one, in a dense batch or packed sequences.
 
-The kernels' own numbers have rows padded to PADDING in each sequence, and a program takes ROWS of them, so that all
-belong to one sequence; where sequences are end to end it counts how many of them begin before.
+In the kernels' own numbers sequences begin at multiples of PADDING, and a program takes ROWS rows, so that all
+belong to one sequence. For packed sequences it finds that by counting how many begin before.
 """
 
 from triton.experimental import gluon
@@ -20,10 +20,10 @@ class RowBlock:
 
     b: gl.tensor
     h: gl.tensor
-    token: gl.tensor  # [ROWS] row of the tensors' batch entry, or of all
+    token: gl.tensor  # [ROWS] row in the tensors' batch entry, or in the packed tensor
     there: gl.tensor  # [ROWS] whether the sequence has the row
-    given: gl.tensor  # [ROWS] int64, where in lse and dlse
-    own: gl.tensor  # [ROWS] int64, where in the kernels' own numbers
+    given: gl.tensor  # [ROWS] int64, index in lse and dlse
+    own: gl.tensor  # [ROWS] int64, row in the kernels' own numbers
 
 
 @gluon.constexpr_function
@@ -41,8 +41,8 @@ def lane_layout():
 
 @gluon.jit
 def row_head():
-    """The head of this program, the last one first: L2 holds what the first heads of the main kernel need when the
-    kernel before it ends, and dQ of its last ones when it ends itself."""
+    """The head of this program, in descending order. So L2 holds data of the first heads when the main kernel begins,
+    and after it `finish` begins with the last heads, whose dQ is still in L2."""
     return gl.num_programs(1) - 1 - gl.program_id(1)
 
 

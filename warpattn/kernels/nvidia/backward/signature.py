@@ -1,4 +1,4 @@
-"""What Triton compiles for the kernels of a backward: the types of a launch's arguments, and constants."""
+"""What Triton compiles for the kernels of a backward, with argument types and constants."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .visits import row_numbers_layout
 def backward_source(
     args: Mapping[str, Any], config: BackwardTiles, programs: BackwardPrograms, arch: str, code: DeviceCode
 ) -> GluonASTSource:
-    """The main kernel of a launch with `args`, with the roles of an architecture."""
+    """Source of the main kernel for a launch with `args`, with the roles of an architecture."""
     mask, score, slope = programs
     functions = with_slope(modifier_functions(mask, score), slope)
     constants = {"config": config, "functions": functions, "code": code}
@@ -52,7 +52,7 @@ def _map_types(config: BackwardTiles) -> dict[str, str]:
 
 
 def _rows(config: BackwardTiles, count: int, cols: int) -> str:
-    """The type of a map of a tensor in boxes of `count` rows and `cols` columns."""
+    """The type of a tensor map with boxes of `count` rows and `cols` columns."""
     box = list(tile_box(count, cols, config.ragged))
     layout = gl.NVMMASharedLayout.get_default_for(box, element_type(config.element))
     return f"tensordesc<{config.element.name}{box},{layout!r}>"
@@ -61,20 +61,20 @@ def _rows(config: BackwardTiles, count: int, cols: int) -> str:
 def prepare_source(
     args: Mapping[str, Any], config: BackwardTiles, has_dlse: bool, has_sinks: bool
 ) -> GluonASTSource:
-    """The kernel before the main one."""
+    """Source of the kernel before the main one."""
     constants = {"config": config, "has_dlse": has_dlse, "has_sinks": has_sinks}
     aligned = ("out.pointer", "dout.pointer", "made.dq")
     return kernel_source(prepare_kernel, args, constants, hints=dict.fromkeys(aligned, ALIGNED))
 
 
 def finish_source(args: Mapping[str, Any], config: BackwardTiles, has_sinks: bool) -> GluonASTSource:
-    """The kernel after the main one."""
+    """Source of the kernel after the main one."""
     constants, aligned = {"config": config, "has_sinks": has_sinks}, ("dq.pointer", "sums.dq")
     return kernel_source(finish_kernel, args, constants, hints=dict.fromkeys(aligned, ALIGNED))
 
 
 def key_tiles_source(args: Mapping[str, Any], config: BackwardTiles) -> GluonASTSource:
-    """The kernel that lists the key tiles of sequences end to end."""
+    """Source of the kernel that lists the key tiles of packed sequences."""
     return kernel_source(key_tiles_kernel, args, {"config": config})
 
 
@@ -82,7 +82,7 @@ def captured_source(
     args: Mapping[str, Any], config: BackwardTiles, programs: CapturedPrograms, has_dlse: bool, arch: str,
     code: DeviceCode,
 ) -> GluonASTSource:  # fmt: skip
-    """The kernel for gradients of what a score captured, with the products of an architecture."""
+    """Source of the kernel for gradients of captured tensors, with the products of an architecture."""
     mask, score, adjoints = programs
     constants = {
         "config": config, "functions": modifier_functions(mask, score), "products": code.products, "has_dlse": has_dlse,

@@ -1,6 +1,6 @@
-"""What the configurations of all backward kernels have: tiles of keys and queries, and what a problem decides of them.
+"""`BackwardTiles`: the fields that configurations of all backward kernels share, and how a problem decides them.
 
-Nothing in this file imports Triton.
+This file imports no Triton.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from warpattn.problem import Problem
 from warpattn.problem.element import ELEMENT_OF, Element
 from warpattn.problem.operands import is_masked, sees_first_keys
 
-FEW_HEADS = 2  # of a group, whose Q, dO and dQ of all sequences that run at once L2 holds
-MOST_TOGETHER = 64  # key tiles of a head whose CTAs certainly run at once: a Hopper card has at least 78 SMs (H20)
+FEW_HEADS = 2  # up to so many heads of a group, L2 holds Q, dO and dQ of all sequences that run at once
+MOST_TOGETHER = 64  # so many CTAs certainly run at once: a Hopper GPU has at least 78 SMs (H20)
 
 
 @dataclass(frozen=True)
 class BackwardTiles(ABC):
-    """Tile sizes of one compiled kernel, as launches and the kernels of all architectures read them; the kernels of a
-    card read more. Up to 128 columns both head dims are padded to one size."""
+    """Tile sizes of one compiled kernel that launches and the shared kernels read; an architecture's config has more.
+    Up to 128 columns, both head dims are padded to one size."""
 
     element: Element
     dim_qk: int
     dim_v: int
-    rotate: bool  # begin with the query tile beside the own keys instead of the first
-    side_by_side: bool  # of each query tile all heads of the group one after the other, see `tile_at`
-    mirrored: bool  # CTAs of every other lap take their key tiles, and walk, in the opposite order
-    ragged: bool  # sequences end to end
-    deterministic: bool  # CTAs add to a tile of dQ in a fixed order
+    rotate: bool  # a CTA begins with the query tile beside its own keys instead of the first one
+    side_by_side: bool  # for each query tile a CTA visits all heads of the group, see `tile_at`
+    mirrored: bool  # CTAs of every other lap take key tiles, and visit query tiles, in the opposite order
+    ragged: bool  # sequences are packed end to end
+    deterministic: bool  # CTAs add to a dQ tile in a fixed order
     block_m: int  # query rows of a tile
 
     @property
@@ -42,12 +42,12 @@ class BackwardTiles(ABC):
     @property
     @abstractmethod
     def key_parts(self) -> int:
-        """Boxes of the keys of a CTA."""
+        """TMA boxes of a CTA's keys."""
 
     @property
     @abstractmethod
     def persistent(self) -> bool:
-        """Whether a CTA takes further key tiles."""
+        """Whether a CTA does several key tiles."""
 
     @property
     @abstractmethod
@@ -60,12 +60,12 @@ class BackwardTiles(ABC):
 
     @cached_property
     def dq_copies(self) -> int:
-        """Sums of each tile of dQ, which `finish` adds up: CTAs that add in turns share them."""
+        """Sums of each dQ tile, which divide deterministic CTAs; `finish` adds them up."""
         return 1
 
     @cached_property
     def waits_for_later(self) -> bool:
-        """Whether CTAs wait for those with later keys to add to a tile, which so are launched before."""
+        """Whether CTAs with later keys add to a dQ tile first, so that they have to be launched first."""
         return self.deterministic and not self.side_by_side
 
     @cached_property
@@ -79,7 +79,7 @@ class BackwardTiles(ABC):
 
     @cached_property
     def wide(self) -> bool:
-        """Whether dK and dV of 128 keys are too much for a CTA, so that it has 64."""
+        """Whether a head dim is above 128, perhaps too wide for 128 keys a CTA."""
         return max(self.dim_qk, self.dim_v) > 128
 
     @cached_property
@@ -111,11 +111,11 @@ class BackwardTiles(ABC):
         return self.key_parts * self.rows
 
     def key_bytes(self, cols: int) -> int:
-        """Of the keys, or the values, of a CTA, with `cols` columns."""
+        """Bytes of a CTA's K or V with `cols` columns."""
         return self.element.bytes * self.block_n * cols
 
     def row_bytes(self, cols: int) -> int:
-        """Of a tile of Q or dO with a number for each row."""
+        """Bytes of a tile of Q or dO, and a number for each row."""
         return (self.element.bytes * cols + 4) * self.block_m
 
 
@@ -127,10 +127,10 @@ def padded_columns(dim: int) -> int:
 def problem_fields(problem: Problem, keys: int, deterministic: bool) -> dict[str, Any]:
     """The fields of `BackwardTiles` that a problem decides, with tiles of `keys` keys."""
     ragged = problem.kind == "ragged"
-    # CTAs that go round wait for each other in a circle: those of a head must run at once.
+    # With `rotate`, deterministic CTAs of a head wait for each other in a circle, so all must run at once.
     together = not deterministic or problem.seq_k <= MOST_TOGETHER * keys
     sees_first, group = is_masked(problem) and sees_first_keys(problem), problem.heads_q // problem.heads_kv
-    # The order in which CTAs arrive decides what waiting costs; for larger groups how often L2 is missed does.
+    # For small groups, waiting for turns costs most, which a good order reduces; for larger ones L2 misses do.
     mirrored = deterministic and sees_first and not ragged and group <= FEW_HEADS
     return {
         "element": ELEMENT_OF[problem.dtype], "dim_qk": problem.dim_qk, "dim_v": problem.dim_v,

@@ -1,8 +1,7 @@
-"""Additions to dQ in a fixed order: a counter for each tile, of the CTAs that have added to it.
+"""Deterministic additions to dQ: each dQ tile has a counter of the CTAs that have added to it, and CTAs take turns.
 
-The CTA whose turn is the first writes the tile, so nothing is zero before, and a tile whose counter stays 0 holds
-nothing: `finish.py` takes zeros for it. A tile may have several sums, each with turns of its own (`dq_copies`): key
-tile n adds to sum n % copies.
+The first CTA stores instead of adding, so dQ need not be zeroed; `finish.py` takes zeros for a tile whose counter is
+still 0. A tile may have several sums, each with turns of its own (`dq_copies`): key tile n adds to sum n % copies.
 """
 
 from triton.experimental import gluon
@@ -17,7 +16,7 @@ BEHIND = gl.constexpr(sizes.BEHIND)
 
 @gluon.jit
 def take_turn(ctx, visit):
-    """Wait until all CTAs that add to a tile before this one have, if this one does; the tile's counter."""
+    """Waits until it is this CTA's turn to add to the visited dQ tile; returns the tile's counter."""
     counter = turn_counter(ctx, sum_head(ctx, visit), ctx.keys.row + visit.row)
     if visit.row < BEHIND:
         gl.atomic_poll(counter, visit.turn, sem="acquire")
@@ -26,7 +25,7 @@ def take_turn(ctx, visit):
 
 @gluon.jit
 def sum_head(ctx, visit):
-    """The head of dQ and its counters that the CTA adds to: the sums of all heads come one after the other."""
+    """The head index in dQ and its counters of the sum that the CTA adds to; further sums follow after all heads."""
     head = ctx.keys.head + visit.h
     if ctx.config.dq_copies > 1:
         head += key_tile(ctx) % ctx.config.dq_copies * (ctx.work.heads * ctx.work.shape.group)
@@ -41,14 +40,14 @@ def key_tile(ctx):
 
 @gluon.jit
 def sharing(ctx, count):
-    """How many of a head's first `count` key tiles add to the sum that the CTA adds to."""
+    """How many of a head's first `count` key tiles add to the same sum as this CTA."""
     copies: gl.constexpr = ctx.config.dq_copies
     return (count + (copies - 1 - key_tile(ctx) % copies)) // copies
 
 
 @gluon.jit
 def add_part(ctx, at, smem, turn):
-    """Add to a part of a tile of dQ by TMA; in a fixed order the first CTA writes it."""
+    """Adds to a part of a dQ tile by TMA; if deterministic, the first CTA stores instead."""
     if ctx.config.deterministic:
         if turn == 0:
             tma.async_store(ctx.tensors.dq, at, smem)
@@ -60,19 +59,19 @@ def add_part(ctx, at, smem, turn):
 
 @gluon.jit
 def turn_counter(ctx, head, row):
-    """The counter of the tile that begins at a row of a head, both in the kernels' own numbers."""
+    """The counter of the dQ tile that begins at `row` of `head`, both in the kernels' own numbers."""
     return ctx.tensors.turns + head * ctx.tensors.turn_blocks + row // ROWS
 
 
 @gluon.jit
 def pass_turn(counter, began):
-    """Let the next CTA add to the tile of a counter when all additions have arrived, if this one has begun with any."""
+    """Waits until this CTA's additions are in memory, and passes the turn to the next CTA if it has `began` any."""
     tma.store_wait(0, read_only=False)
     count_turn(counter, began)
 
 
 @gluon.jit
 def count_turn(counter, began):
-    """Let the next CTA add: the additions of this one have arrived."""
+    """Passes the turn to the next CTA, once this one's additions are in memory."""
     gl.barrier()
     gl.atomic_add(counter, 1, mask=began, sem="release")

@@ -1,5 +1,5 @@
-"""What the roles of a backward know of the problem on every NVIDIA card: tensors, the CTA's keys, and visits, the query
-tiles that meet them. A visit is found by the loader (`load.py`) and read by the others from shared memory."""
+"""The context of the roles of a backward on NVIDIA GPUs: tensors, the CTA's keys, and visits. A visit is a query tile
+that sees the keys; the loader (`load.py`) finds it, and the other roles read it from shared memory."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -25,18 +25,18 @@ class DenseRows:
 
     @gluon.jit
     def load(self, start, length, row, head, full, smem, column: gl.constexpr = 0):
-        """Rows from `row` on, columns from `column` on, into shared memory; zeros past the end."""
+        """Loads rows from `row` on, columns from `column` on; zeros past the end."""
         tma.async_load(self.desc, [start, row, head, column], full, smem)
 
     @gluon.jit
     def store(self, start, length, row, head, column: gl.constexpr, smem):
-        """Rows from `row` on, out of shared memory; nothing is written past the end."""
+        """Stores `smem` to rows from `row` on; nothing is written past the end."""
         tma.async_store(self.desc, [start, row, head, column], smem)
 
 
 @gluon.aggregate
 class Tensors:
-    """Operands in global memory: `DenseRows` or `ClippedRows`, and what the kernels keep for themselves."""
+    """Operands in memory, each a `DenseRows` or `ClippedRows`, and the kernels' own buffers."""
 
     q: gl.base_value
     k: gl.base_value
@@ -48,8 +48,8 @@ class Tensors:
     shift: tma.tensor_descriptor  # fp32 (heads, padded rows): what is added to the scores, see `prepare.py`
     delta: tma.tensor_descriptor  # the same: minus the row's sum of dout · out
     turns: gl.tensor  # int32* (heads, padded rows / ROWS), if deterministic
-    turn_blocks: gl.tensor  # blocks of ROWS padded rows of a head
-    counter: gl.tensor  # int32* of key tiles taken, see `pieces/scheduler.py`
+    turn_blocks: gl.tensor  # number of blocks of ROWS padded rows of a head
+    counter: gl.tensor  # int32* counter of key tiles taken, see `pieces/scheduler.py`
 
 
 @gluon.aggregate
@@ -58,7 +58,7 @@ class Keys:
 
     b: gl.tensor
     h: gl.tensor  # key head
-    first: gl.tensor  # key
+    first: gl.tensor  # first key
     seq_q: gl.tensor
     seq_k: gl.tensor
     group: gl.tensor
@@ -85,7 +85,7 @@ class Work:
 
     @gluon.jit
     def head_and_tile(self, number):
-        """Key head of all batch entries, and which key tile of it."""
+        """(key head of all batch entries, key tile in it) of a number."""
         first = number // (self.section * self.tiles) * self.section
         heads = gl.minimum(self.section, self.heads - first)
         rest = number - first * self.tiles
@@ -94,9 +94,9 @@ class Work:
 
     @gluon.jit
     def downward(self, number, config: gl.constexpr):
-        """Whether a key tile walks from the last rows to the first: in every other lap. CTAs of such a lap begin
-        together, at the last rows; those of the next one begin as these end, the longest first, so they end together,
-        there, too. For `mirrored` laps see `mirrored_tile`."""
+        """Whether a key tile visits rows from the last to the first: in every other lap. CTAs of such a lap begin
+        together, at the last rows. Those of the next lap begin as these end, the longest first, so they end together,
+        at the last rows, too. For `mirrored` laps see `mirrored_tile`."""
         if config.mirrored:
             rows = self.lap_rows()
             laps = (self.tiles + rows - 1) // rows
@@ -116,7 +116,7 @@ class Work:
 
     @gluon.jit
     def mirrored_tile(self, number, n, config: gl.constexpr):
-        """Which key tile of its head is number `number`, the n-th of the head. In laps that walk up, the last first:
+        """The key tile of number `number`, the n-th of its head. In laps that walk up, the last key tile is first:
 
               lap     CTA n begins          begins at             is at the last rows, or at its own
               up      with all others       rows beside its keys  after all with later keys
@@ -132,14 +132,14 @@ class Work:
 
 @gluon.aggregate
 class Visit:
-    """One tile of query rows that the CTA's keys meet; the fields `b`, `h`, `row` are those of a `Tile`."""
+    """A tile of query rows that sees some of the CTA's keys; the fields `b`, `h`, `row` are those of a `Tile`."""
 
     b: gl.tensor
     h: gl.tensor  # query head
     row: gl.tensor  # -1: no tile; BEHIND: no query sees the keys
     flags: gl.tensor
-    turn: gl.tensor  # CTAs that add to the tile's dQ before
-    number: gl.tensor  # of the key tile; -1: none is left
+    turn: gl.tensor  # number of CTAs that add to the tile's dQ before this one
+    number: gl.tensor  # number of the key tile; -1: none is left
 
     @gluon.jit
     def masked(self):
@@ -153,24 +153,24 @@ class Visit:
 
     @gluon.jit
     def first_key(self):
-        """The key tile's first key: a register less than one that lives in all its tiles."""
+        """The key tile's first key; read from the visit, it takes no register for the whole key tile."""
         return self.flags >> FIRST
 
 
 @gluon.constexpr_function
 def row_numbers_layout():
-    """A number for each row, as TMA writes them: one after the other."""
+    """Shared-memory layout of a number per row, contiguous as TMA writes them."""
     return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2)
 
 
 @gluon.aggregate
 class Context:
-    """What every role of the main kernel gets."""
+    """The argument of every role of the main kernel."""
 
     tensors: Tensors
     rings: gl.base_value  # of the architecture: shared memory, and tensor memory where there is any
     work: Work
-    keys: Keys  # of the CTA's first key tile, or the one that a role is at
+    keys: Keys  # those of the CTA's first key tile, or of the one that a role works on
     mods: Modifiers
     slope: gl.constexpr  # derivative of the score function, or None: 1
     scale: gl.tensor
@@ -188,7 +188,7 @@ def keys_at(work, number, config: gl.constexpr):
 
 @gluon.jit
 def at_keys(ctx, number):
-    """The context of a role that has arrived at a key tile."""
+    """The context for a role that goes on to key tile `number`."""
     if ctx.config.persistent:
         keys = keys_at(ctx.work, number, ctx.config)
         return Context(ctx.tensors, ctx.rings, ctx.work, keys, ctx.mods, ctx.slope, ctx.scale, ctx.config)
@@ -215,7 +215,7 @@ def dense_keys(work, number, config: gl.constexpr):
 
 @gluon.jit
 def ragged_keys(work, number, config: gl.constexpr):
-    """The keys of a key tile in sequences end to end: a record of the list of key tiles."""
+    """The keys of a key tile in packed sequences, from a record of the list of key tiles."""
     sequences = work.sequences
     h, n = work.head_and_tile(number)
     record = sequences.tiles + 2 + 2 * n
@@ -229,13 +229,13 @@ def ragged_keys(work, number, config: gl.constexpr):
 
 @gluon.jit
 def padded_start(start, b):
-    """Where sequence b, whose first query is `start` of all, begins in the kernels' own numbers."""
+    """Where packed sequence b, whose first query is `start`, begins in the kernels' own numbers."""
     return (start + b * PADDING) // PADDING * PADDING
 
 
 @gluon.jit
 def publish_visit(slots, index, visit):
-    """Write a visit into record `index`; called by one warp."""
+    """Writes a visit into record `index`; called by one warp."""
     put_field(slots.index(index * FIELDS), visit.row)
     put_field(slots.index(index * FIELDS + 1), visit.h)
     put_field(slots.index(index * FIELDS + 2), visit.flags)
@@ -245,8 +245,8 @@ def publish_visit(slots, index, visit):
 
 @gluon.jit
 def read_visit(ctx, state):
-    """The visit whose tile is in the slot of a consumer's `state`, of any ring with a slot per visit; called by four
-    warps."""
+    """Reads the visit whose tile is in the slot of a consumer's `state`, of any ring with a slot per visit; called by
+    four warps."""
     first = (state.index + STAGES * state.phase) * FIELDS
     slots = ctx.rings.visits
     row = get_field(slots.index(first))
@@ -257,21 +257,21 @@ def read_visit(ctx, state):
 
 @gluon.jit
 def no_visit(ctx):
-    """What is read where no key tile is left."""
+    """The visit that roles get when no key tile is left."""
     none = gl.to_tensor(-1)
     return Visit(ctx.keys.b, none, none, none, none, none)
 
 
 @gluon.jit
 def first_visit(ctx, ring, state, visit_state):
-    """The first visit of a role's first key tile, once it is in the role's ring."""
+    """Waits for the first visit of the role's first key tile."""
     ring.consumer_wait(state)
     return read_visit(ctx, visit_state)
 
 
 @gluon.jit
 def following_visit(ctx, ring, state, visit_state):
-    """The first visit of a role's next key tile, or `no_visit`."""
+    """Waits for the first visit of the next key tile, or `no_visit`."""
     if ctx.config.persistent:
         return first_visit(ctx, ring, state, visit_state)
     else:

@@ -1,6 +1,6 @@
-"""Products of the kernel for gradients of what a score captured, on Blackwell; see `nvidia/backward/captured.py`.
+"""Blackwell's products for the gradients of tensors that a score captures; see `nvidia/backward/captured.py`.
 
-Both are of 64 rows, which have 16 lanes of every 32 in tensor memory. All four warps wait for them.
+Both have 64 rows, which take 16 of every 32 lanes of tensor memory. All four warps wait for them.
 """
 
 from triton.experimental import gluon
@@ -33,7 +33,7 @@ class PairMemory:
 
 @gluon.jit
 def make_memory():
-    """Allocate it and initialise the barrier."""
+    """Allocates a `PairMemory`."""
     layout: gl.constexpr = TensorMemoryLayout([TILE, TILE], 1)
     done = mbarrier.allocate_mbarrier()
     mbarrier.init(done, count=1)
@@ -45,7 +45,7 @@ def make_memory():
 def multiply(ctx, number):
     """(Q · Kᵀ, dO · Vᵀ) of the tiles in shared memory; `number`: products before."""
     memory = ctx.memory
-    gl.inline_asm("tcgen05.fence::after_thread_sync;")  # behind the barrier before which all have read the last ones
+    gl.inline_asm("tcgen05.fence::after_thread_sync;")  # after a barrier: all have read the last products
     tcgen05_mma(ctx.q_smem, ctx.k_smem.permute((1, 0)), memory.s, use_acc=False)
     tcgen05_mma(ctx.do_smem, ctx.v_smem.permute((1, 0)), memory.dp, use_acc=False)
     tcgen05_commit(memory.done)
@@ -56,7 +56,7 @@ def multiply(ctx, number):
 
 
 def pair_layout() -> object:
-    """Registers of a tile as they are loaded from tensor memory: converted to runs of a row they spill."""
+    """Registers of a tile as loaded from tensor memory; converted to runs of a row they would spill."""
     shape = [sizes.CAPTURED_ROWS] * 2
     tile = tensor_memory_descriptor_type(gl.float32, shape, TensorMemoryLayout(shape, 1), shape)
     return tile.get_reg_layout(num_warps=4)

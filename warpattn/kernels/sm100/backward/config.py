@@ -1,6 +1,6 @@
 """BackwardConfig: tiles, rings, registers and tensor memory of the Blackwell backward kernel, and its choice.
 
-Nothing in this file imports Triton. A CTA owns some keys of a key head and walks the query tiles that see them:
+Nothing in this file imports Triton. A CTA owns keys of a key head and loops over the query tiles that see them:
 
     load     ── Q, row maxima ─▶ Q ring,  dO, row sums ─▶ dO ring,  K, V
     mma      S = K · Qᵀ   dP = V · dOᵀ   dV += P · dO   dK += dS · Q   dQ = dSᵀ · K
@@ -35,12 +35,12 @@ from ...nvidia.backward.arguments import STAGES, VISIT_FIELDS, VISITS
 from ...nvidia.backward.order import key_tile_choice
 from ...nvidia.backward.tiles import BackwardTiles, problem_fields
 
-LANES = 128  # of tensor memory
+LANES = 128  # lanes of tensor memory
 PART = 64  # columns of S or dP in registers at a time
 
 
 def roles(weigh: int, derive: int, reduce: int, single: int) -> tuple[Role, ...]:
-    """The roles with registers a thread of each, `single`: of mma and load, which share a warpgroup. The first role has
+    """The roles with registers a thread of each; `single`: mma and load, which share a warpgroup. The first role gets
     those that the others leave over of 512."""
     return (
         Role("weigh", 4, weigh), Role("derive", 4, derive), Role("reduce", 4, reduce), Role("mma", 1, single),
@@ -58,7 +58,7 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def persistent(self) -> bool:
-        """Whether a CTA takes further key tiles: dV and dK leave through the memory of V and K."""
+        """Whether a CTA does several key tiles. No: dV and dK are staged in the memory of V and K."""
         return False
 
     @cached_property
@@ -73,7 +73,7 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def ds_slots(self) -> int:
-        """Slots of dS. With two, one is free when the next dP is complete, which is behind dQ of the last tile but one;
+        """Slots of dS. With two, one is free when the next dP is complete, which follows dQ of the last tile but one;
         with one, `derive` waits for dQ of the last tile."""
         return 1 if self.wide else STAGES
 
@@ -89,7 +89,7 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def dq_cols(self) -> int:
-        """Columns of dQ that are added at a time: all, or what shared memory has room for."""
+        """Columns of dQ that are added at a time: all, or as many as fit in shared memory."""
         return 64 if self.wide else self.padded
 
     @cached_property
@@ -98,12 +98,12 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def tmem_columns(self) -> int:
-        """Columns of tensor memory, of which P takes half a one for each query."""
+        """Columns of tensor memory; P takes half a column per query."""
         widths = (self.block_m, self.block_m, self.dq_shape[1], self.padded_v, self.padded_qk)
         return sum(map(self.block_columns, widths)) + (0 if self.wide else self.block_m // 2)
 
     def block_columns(self, cols: int) -> int:
-        """Columns of tensor memory of a tile of fp32: with 64 rows half of them are in the lanes that are left over."""
+        """Columns of tensor memory of an fp32 tile; with 64 rows half of the tile is in the unused lanes."""
         return max(64, cols // 2) if self.wide else cols
 
     @cached_property
@@ -127,7 +127,7 @@ class BackwardConfig(BackwardTiles):
 
 
 def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choice:
-    """The choice for the gradients of a dense or ragged `problem`."""
+    """Chooses for the gradients of a dense or ragged `problem`."""
     config, why = choose_config(problem, deterministic)
     tiles = "S, dP, dQ, dV and dK" if config.wide else "S, dP, P, dQ, dV and dK"
     memory = f"tensor memory: {config.tmem_columns} of 512 columns, for {tiles} one after the other"

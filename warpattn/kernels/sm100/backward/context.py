@@ -43,7 +43,7 @@ class Sums:
 
 @gluon.aggregate
 class Barriers:
-    """See above."""
+    """The barriers above."""
 
     s: gl.shared_memory_descriptor
     s_read: gl.shared_memory_descriptor
@@ -118,7 +118,7 @@ def make_sums(config: gl.constexpr):
 
 @gluon.jit
 def make_weights(config: gl.constexpr):
-    """Memory of P."""
+    """Allocates P."""
     dtype: gl.constexpr = element_type(config.element)
     if config.wide:
         return gl.allocate_shared_memory(dtype, [config.rows, config.block_m], pair_layout(config))
@@ -128,20 +128,20 @@ def make_weights(config: gl.constexpr):
 
 @gluon.constexpr_function
 def pair_layout(config):
-    """Shared memory of a number for each pair of a key and a query, as the tensor core reads it."""
+    """Shared-memory layout of a tile [keys, queries], as the tensor core reads it."""
     return gl.NVMMASharedLayout.get_default_for([config.rows, config.block_m], element_type(config.element))
 
 
 @gluon.jit
 def columns_of(config: gl.constexpr, dtype: gl.constexpr, rows: gl.constexpr, cols: gl.constexpr):
-    """Tensor memory [rows, cols] with a lane for each row, or two for halves of its columns."""
+    """Tensor memory [rows, cols] with a lane per row, or two, each with half of its columns."""
     layout: gl.constexpr = TensorMemoryLayout([rows, config.block_columns(cols)], 1)
     return allocate_tensor_memory(dtype, [rows, cols], layout)
 
 
 @gluon.jit
 def ds_state(ctx, state, tile):
-    """The state of the slots of dS: that of the slots of Q, or of what there is one of."""
+    """The state of the slots of dS: that of Q's slots, or of a single slot."""
     if ctx.config.ds_slots == 1:
         return tile
     else:

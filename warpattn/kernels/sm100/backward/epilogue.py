@@ -1,4 +1,4 @@
-"""dV or dK of a CTA's keys from tensor memory to global memory, through the shared memory of V or K."""
+"""Stores dV or dK of a CTA's keys from tensor memory, through the shared memory of V or K."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -9,7 +9,7 @@ from ..layouts import STORE_COLUMNS, element_type
 
 @gluon.jit
 def store_sums(ctx, rows, sums, scale, ring):
-    """Write sums [N, D], times `scale` if it is a number, to the CTA's keys, through the memory of `ring`, which no
+    """Stores sums [N, D], times `scale` if it is a number, to the CTA's keys, through the memory of `ring`, which no
     product reads any more; TMA clips keys and columns past the end."""
     config: gl.constexpr = ctx.config
     keys = ctx.keys

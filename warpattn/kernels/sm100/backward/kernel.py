@@ -1,4 +1,4 @@
-"""Blackwell backward: gradients of 128 keys of a head, and what they add to the queries that see them.
+"""The roles of Blackwell's backward: dK and dV of a CTA's keys, and their part of dQ.
 
 load (1 warp)     K, V; Q, dO by TMA ──▶ rings                          (nvidia/backward/load.py)
 mma (1 warp)      S, dP; dV, dK, dQ in tensor memory                    (mma.py)

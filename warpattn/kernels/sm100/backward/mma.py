@@ -20,11 +20,11 @@ from .context import ds_signal, ds_state
 
 @gluon.jit
 def mma_role(ctx):
-    """All products of the CTA's keys, in the order above."""
+    """Issues all products of the CTA's keys, in the order above."""
     rings = ctx.rings
     bars = rings.bars
     state = consumer_state(STAGES)  # of the rings of Q and dO, and of the slots of dS
-    tile = consumer_state(1)  # of what there is one of
+    tile = consumer_state(1)  # of all with one slot
     rings.q.consumer_wait(state)
     if ctx.mods.keep is not None:
         await_signal(bars.keys, 0)
@@ -40,7 +40,7 @@ def mma_role(ctx):
     while later:
         following = state.step()
         later = more
-        await_signal(bars.p, tile.phase)  # S, too, has been read for it
+        await_signal(bars.p, tile.phase)  # so S has been read
         if ctx.slope is not None:
             await_signal(bars.s_read, tile.phase)
         if later:
@@ -64,7 +64,7 @@ def mma_role(ctx):
 
 @gluon.jit
 def has_more(ctx, state):
-    """Whether another tile follows that in a slot of Q; called by one warp."""
+    """Whether a tile follows the one in a Q slot; called by one warp."""
     first = (state.index + STAGES * state.phase) * FIELDS
     flags = ctx.rings.visits.index(first + 2).load(gl.BlockedLayout([1], [32], [1], [0]))
     return (gl.max(flags, 0) & MORE) != 0
@@ -84,7 +84,7 @@ def query_tile(ctx, ring, state):
 
 @gluon.jit
 def multiply_scores(ctx, state):
-    """S = K · Qᵀ."""
+    """Starts S = K · Qᵀ."""
     q = query_tile(ctx, ctx.rings.q, state)
     tcgen05_mma(key_tile(ctx, ctx.rings.k), q.permute((1, 0)), ctx.rings.sums.s, use_acc=False)
     tcgen05_commit(ctx.rings.bars.s)
@@ -92,7 +92,7 @@ def multiply_scores(ctx, state):
 
 @gluon.jit
 def multiply_values(ctx, state):
-    """dP = V · dOᵀ."""
+    """Starts dP = V · dOᵀ."""
     do = query_tile(ctx, ctx.rings.do, state)
     tcgen05_mma(key_tile(ctx, ctx.rings.v), do.permute((1, 0)), ctx.rings.sums.dp, use_acc=False)
     tcgen05_commit(ctx.rings.bars.dp)
@@ -100,7 +100,7 @@ def multiply_values(ctx, state):
 
 @gluon.jit
 def add_value_gradients(ctx, state, first):
-    """dV += P · dO, and the end of P and of dO."""
+    """Starts dV += P · dO, and releases P and dO."""
     do = query_tile(ctx, ctx.rings.do, state)
     tcgen05_mma(ctx.rings.sums.p, do, ctx.rings.sums.dv, use_acc=not first)
     tcgen05_commit(ctx.rings.bars.p_read)
@@ -109,7 +109,7 @@ def add_value_gradients(ctx, state, first):
 
 @gluon.jit
 def add_key_gradients(ctx, state, slot, first):
-    """dK += dS · Q, and the end of Q; `slot`: of dS."""
+    """Starts dK += dS · Q, and releases Q; `slot`: that of dS."""
     q = query_tile(ctx, ctx.rings.q, state)
     tcgen05_mma(ctx.rings.ds.index(slot.index), q, ctx.rings.sums.dk, use_acc=not first)
     tcgen05_commit(ctx.rings.q.empty(state.index))
@@ -117,7 +117,7 @@ def add_key_gradients(ctx, state, slot, first):
 
 @gluon.jit
 def multiply_query_gradients(ctx, slot):
-    """dQ = dSᵀ · K, or the transposed of it."""
+    """Starts dQ = dSᵀ · K, or its transpose."""
     ds = ctx.rings.ds.index(slot.index)
     k = key_tile(ctx, ctx.rings.k)
     if ctx.config.transposed:

@@ -1,4 +1,4 @@
-"""Warpgroup of the Blackwell backward that adds dQ of every tile to global memory, by TMA in fp32."""
+"""The warpgroup of Blackwell's backward that adds dQ to global memory, by TMA in fp32."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -12,7 +12,7 @@ from ..sync import await_signal, signal
 
 @gluon.jit
 def reduce_role(ctx):
-    """Add dQ of every visited tile."""
+    """Adds dQ of every visited tile."""
     bars = ctx.rings.bars
     state = consumer_state(STAGES)  # of the visits
     tile = consumer_state(1)
@@ -42,7 +42,7 @@ def reduce_role(ctx):
 
 @gluon.jit
 def query_gradients(ctx, part: gl.constexpr):
-    """A part of the columns of dQ; all, transposed, where lanes are columns."""
+    """A part of the columns of dQ; all of them, transposed, where lanes are columns."""
     if ctx.config.transposed:
         return ctx.rings.sums.dq.load()
     else:
@@ -52,7 +52,7 @@ def query_gradients(ctx, part: gl.constexpr):
 
 @gluon.jit
 def add_columns(ctx, dq, visit, part: gl.constexpr):
-    """Add a part of dQ of a tile through shared memory, once TMA has read what it held."""
+    """Adds a part of dQ through shared memory, once TMA has read what it held."""
     config: gl.constexpr = ctx.config
     smem = ctx.rings.dq
     tma.store_wait(0)

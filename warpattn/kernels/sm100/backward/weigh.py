@@ -1,4 +1,4 @@
-"""Two warpgroups of the Blackwell backward, a key a thread: `weigh` makes P of S, and `derive` dS of P and dP.
+"""Two warpgroups of Blackwell's backward, one key a thread: `weigh` computes P, `derive` dS.
 
       weigh      S(0) ─▶ P(0)    S(1) ─▶ P(1)    …      at the end dV ─▶ global memory
       derive             P(0), dP(0) ─▶ dS(0)    …      at the end dK ─▶ global memory
@@ -36,7 +36,7 @@ def weigh_role(ctx):
         bound_nonfinite(rings.k.smem.index(0).reshape([ctx.config.rows, ctx.config.padded_qk]))
         signal(bars.keys)
     state = consumer_state(STAGES)  # of the ring of Q
-    tile = consumer_state(1)  # of what there is one of
+    tile = consumer_state(1)  # of all with one slot
     more = gl.to_tensor(True)
     while more:
         rings.q.consumer_wait(state)
@@ -58,7 +58,7 @@ def weigh_role(ctx):
 
 @gluon.jit
 def weights_part(ctx, column: gl.constexpr):
-    """Memory of P [N, PART] from query `column` on."""
+    """The memory of P [N, PART] from query `column` on."""
     if ctx.config.wide:
         return ctx.rings.sums.p.slice(column, PART, dim=1)
     else:

@@ -23,12 +23,12 @@ from ..sync import any_greater_of_role, await_signal, signal
 from .context import row_positions
 from .epilogue import store_rows
 
-LANES = gl.constexpr(32)  # that hold a row which is attended to again
+LANES = gl.constexpr(32)  # lanes of a row that is computed again
 
 
 @gluon.jit
 def attend_role(ctx, again):
-    """The run's key tiles, then the rows' output, and that once more where all rows met what may be hidden; `again`:
+    """Does the run's key tiles, stores the output, and computes again what hidden values may have spoiled; `again`:
     `KeyAddresses`, or nothing where a mask hides nothing."""
     scale = scores_scale(ctx.scales, ctx.rows.kv_head, ctx.mods, ctx.config)
     ctx = gl.aggregate_replace(ctx, scale=scale)
@@ -52,7 +52,7 @@ def attend_role(ctx, again):
 
 @gluon.jit
 def attend_again_to_rows(ctx, x):
-    """Attend again to the rows of the CTA that met hidden values of NaN or infinity, see sm100/recompute.py; `x`:
+    """Computes rows again that met hidden NaN or infinite values, see sm100/recompute.py; `x`:
     `KeyAddresses`."""
     config: gl.constexpr = ctx.config
     rows = ctx.rows
@@ -67,7 +67,7 @@ def attend_again_to_rows(ctx, x):
 
 @gluon.jit
 def attend_tile(ctx, state, i):
-    """Key tile number `i`: S to P, and O to the new reference if it moved."""
+    """Does key tile number `i`: S to P; rescales O if the reference moved."""
     c = exponent_scale(ctx)
     await_signal(ctx.bars.s, i & 1)
     s = visible_scores(ctx, ctx.memory.s.load(), i)
@@ -75,7 +75,7 @@ def attend_tile(ctx, state, i):
     m, l, alpha = state.m, state.l, gl.full_like(state.m, 1.0)
     x = row_scale(m, c)
     moved = any_greater_of_role(top * x, m * x + HEADROOM)
-    if moved:  # rows that need it: a row's result must not depend on which others share its tile
+    if moved:  # only rows that need it, so that a row's bits do not depend on others in its tile
         m = gl.where(top * x > m * x + HEADROOM, gl.maximum(m, top), m)
         x = row_scale(m, c)
         alpha = gl.exp2(state.m * x - exponent(m, x))
@@ -102,7 +102,7 @@ def rescale_output(ctx, alpha):
 
 @gluon.jit
 def visible_scores(ctx, s, i):
-    """Score function on the products with key tile number `i` and, if it is masked, the mask and the end of keys."""
+    """Applies the score function to S of key tile number `i` and, if it is masked, the mask and the keys' end."""
     layout: gl.constexpr = s.type.layout
     first = ctx.run.key_tile(i) * ctx.config.BN
     k = first + gl.arange(0, ctx.config.BN, gl.SliceLayout(0, layout))[None, :]

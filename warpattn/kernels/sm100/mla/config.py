@@ -40,7 +40,7 @@ class LatentConfig(LatentSizes, TileConfig):
 
     @property
     def rope_bytes(self) -> int:
-        """Of the rotary part of a key tile."""
+        """Bytes of a key tile's rotary part."""
         return self.element.bytes * self.BN * self.rope
 
     @property
@@ -49,7 +49,7 @@ class LatentConfig(LatentSizes, TileConfig):
 
     @property
     def landing_bytes(self) -> int:
-        """Of a tile of 8 bits, and of a rotary part of 16 that arrives in its slot."""
+        """Bytes of an 8-bit tile, and of a 16-bit rotary part that arrives in its slot."""
         return self.staged_bytes + (0 if self.narrow_rope else self.rope_bytes)
 
     def scale_blocks(self, operand: str) -> int:
@@ -58,7 +58,7 @@ class LatentConfig(LatentSizes, TileConfig):
 
     @property
     def tile_bytes(self) -> int:
-        """Of a key tile."""
+        """Bytes of a key tile."""
         return self.element.bytes * self.BN * self.dim_qk
 
     @property
@@ -67,7 +67,7 @@ class LatentConfig(LatentSizes, TileConfig):
 
 
 def choose_latent(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
-    """The choice for latent attention of a few tokens over dense or paged keys."""
+    """Chooses for latent attention of a few tokens over dense or paged keys."""
     config = LatentConfig(problem.element, problem.dim_qk, problem.dim_v, page_size=problem.page_size)
     config = replace(config, own_rope=problem.q_rope > 0)
     bits = eight_bit_of(problem)

@@ -79,7 +79,7 @@ class LatentMemory:
 
 @gluon.aggregate
 class LatentBarriers:
-    """See above; each [1]."""
+    """The barriers above, each [1]."""
 
     q: gl.shared_memory_descriptor
     s: gl.shared_memory_descriptor
@@ -89,12 +89,12 @@ class LatentBarriers:
 
 @gluon.aggregate
 class LatentContext:
-    """What every role can see."""
+    """The argument of every role."""
 
     q: base_value  # `LatentQueries` of `Strided`, or one `Strided`
     out: Strided  # output, or parts of it in fp32
     lse: Strided
-    out_batch: gl.tensor  # of the output: parts are batches of their own
+    out_batch: gl.tensor  # batch entry of the output; each part is a batch
     sinks: gl.tensor
     k: base_value  # rotary parts, one of the classes of sm100/global_rows.py
     v: base_value  # latents

@@ -1,4 +1,4 @@
-"""8-bit latents: the load warp's part, and two warps that make 16-bit tiles of them.
+"""8-bit latents: the load warp loads them, and two warps convert them to 16 bits.
 
       latents   DRAM ── TMA ──▶ two tiles of 8 bits ── convert: LDS, × scale, STS ──▶ slot of the ring, 16 bits
       rotary    DRAM ── TMA ────────────────────────────────────────────────────────▶ the slot's rotary part
@@ -16,7 +16,7 @@ from .. import tile
 from ..token_scales import convert_scaled, wait_for_scales
 
 SLOTS = gl.constexpr(tile.SCALE_SLOTS)
-ROWS = gl.constexpr(16)  # at a time: the warps have few registers
+ROWS = gl.constexpr(16)  # rows at a time: the warps have few registers
 
 
 @gluon.jit
@@ -27,7 +27,7 @@ def load_stored(ctx):
     staged = producer_state(config.staged)
     for i in range(ctx.run.total):
         full = ctx.staged.producer_acquire(staged)
-        ctx.keys.producer_acquire(state)  # its rotary part has a place
+        ctx.keys.producer_acquire(state)  # a slot for its rotary part
         row = ctx.run.key_tile(i) * config.BN
         mbarrier.expect(full, config.landing_bytes)
         for part in gl.static_range(2):
@@ -42,7 +42,7 @@ def load_stored(ctx):
 
 @gluon.jit
 def convert_role(ctx):
-    """Every tile of latents into the ring, times their scales."""
+    """Converts every tile of latents into the ring, times scales."""
     config: gl.constexpr = ctx.config
     if ctx.run.total > 0:
         state = producer_state(config.stages)

@@ -26,7 +26,7 @@ OPTIONS = compile_options()
 
 
 def latent_launches(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice) -> tuple[Launch, ...]:
-    """The launches of a choice."""
+    """The launches of `choice`."""
 
     def source(*described: Any) -> Any:
         from .signature import latent_source  # imports Triton
@@ -68,7 +68,7 @@ def _rows(x: Tensor) -> StridedArgs:
 def _launch(
     checked: CheckedCall, x: Operands, keys: dict[str, Any], choice: Choice, traits: Traits, source: Callable[..., Any]
 ) -> Launch:
-    """One launch."""
+    """The launch of a kernel."""
     problem = checked.problem
     mask, score = programs(checked)
     lse = (0, 0, 0) if x.lse is None else x.lse.mT.stride()

@@ -1,4 +1,4 @@
-"""Load warp of the Blackwell kernel for latent attention."""
+"""The load warp of Blackwell's latent attention."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -10,7 +10,7 @@ from ..global_rows import LEAST_ROWS
 
 @gluon.jit
 def load_role(ctx):
-    """Every key tile of the run into the ring; keys past the end are zeros."""
+    """Loads every key tile of the run; keys past the end are zeros."""
     config: gl.constexpr = ctx.config
     state = producer_state(config.stages)
     for i in range(ctx.run.total):

@@ -1,8 +1,8 @@
-"""MMA warp of the Blackwell kernel for latent attention.
+"""The MMA warp of Blackwell's latent attention.
 
       S0 = Q·K0    then for i = 0, 1, …   (P(i) written)   S = Q·K(i+1),  O += P(i)·V(i)
 
-S is overwritten when P(i) is there, which was made from it. A slot is given back behind the last product that reads it,
+S is overwritten once P(i), made from it, is written. A slot is released after the last product that reads it,
 O += P(i)·V(i).
 """
 
@@ -16,7 +16,7 @@ from ..sync import await_signal
 
 @gluon.jit
 def mma_role(ctx):
-    """All products of the run, in the order above."""
+    """Issues all products of the run, in the order above."""
     total = ctx.run.total
     if total > 0:
         state = first_keys(ctx)
@@ -33,7 +33,7 @@ def mma_role(ctx):
 
 @gluon.jit
 def first_keys(ctx):
-    """The state of the first slot, when it and the queries have arrived."""
+    """Waits for queries and first keys; the state of their slot."""
     state = consumer_state(ctx.config.stages)
     await_signal(ctx.bars.q, 0)
     ctx.keys.consumer_wait(state)

@@ -1,7 +1,7 @@
 """When a Blackwell problem gets the kernel of one query tile, and into how many parts its keys are split.
 
 One CTA for two query tiles leaves SMs idle when there are few tiles. Half-sized tiles make twice the CTAs, and the keys
-of a tile can be shared out over 2, 4, 8 or 16 of them; another kernel (nvidia/combine_parts.py) combines the parts.
+of a tile can be split over 2, 4, 8 or 16 of them; another kernel (nvidia/combine_parts.py) combines the parts.
 """
 
 from __future__ import annotations

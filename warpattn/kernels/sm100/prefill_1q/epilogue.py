@@ -25,7 +25,7 @@ from ..sync import await_signal, signal
 
 @gluon.jit
 def store_combined(ctx, state, wg: gl.constexpr):
-    """Combine with the other warpgroup and write this one's columns of the output; warpgroup 0 writes the LSE."""
+    """Combines both warpgroups and stores this one's columns of the output; warpgroup 0 stores the LSE."""
     config: gl.constexpr = ctx.config
     if 1 - wg < writers(config):
         put_rows(row_slot(ctx, wg, 0), state.m)
@@ -68,7 +68,7 @@ def store_nothing(ctx):
 
 @gluon.jit
 def store_denominator(ctx, rows, denominator):
-    """Its logarithm for the caller, head by head; of a part query by query."""
+    """Stores the LSE by head, or a part's denominator by query."""
     config: gl.constexpr = ctx.config
     if ctx.traits.has_lse:
         queries, heads = row_positions(ctx, rows, 0)
@@ -83,7 +83,7 @@ def store_denominator(ctx, rows, denominator):
 
 @gluon.jit
 def store_output(ctx, f0, f1, wg: gl.constexpr):
-    """f0 · O0 + f1 · O1 (`f0`, `f1` [128]), in blocks of 128 bytes a row through the shared memory of Q, by TMA.
+    """Stores f0 · O0 + f1 · O1 (`f0`, `f1` [128]), in blocks of 128 bytes a row through the shared memory of Q, by TMA.
 
     Blocks and the slots that they pass through take turns between the warpgroups; with a single slot, warpgroup 0
     writes all blocks."""
@@ -132,7 +132,7 @@ def column(rows, layout: gl.constexpr):
 
 @gluon.jit
 def row_slot(ctx, wg: gl.constexpr, which: gl.constexpr):
-    """A column of tensor memory over a warpgroup's S, which is not needed any more."""
+    """A column of tensor memory over a warpgroup's S, which is free."""
     slot = ctx.memory.s.index(wg).slice(which, 1)
     return slot.reinterpret(gl.float32, [ctx.config.MMA_M, 1], TensorMemoryLayout([128, 1], 1))
 
@@ -151,5 +151,5 @@ def get_rows(slot):
 
 @gluon.constexpr_function
 def writers(config):
-    """Warpgroups that write the output: one where the shared memory of Q holds a single block."""
+    """Warpgroups that store the output: one if Q's memory holds one block."""
     return 2 if config.out_slots > 1 else 1

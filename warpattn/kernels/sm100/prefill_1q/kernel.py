@@ -28,7 +28,7 @@ from .mma import mma_role
 
 @gluon.jit
 def start_1q(ctx, workers: gl.constexpr):
-    """Run every role in its warps."""
+    """Runs every role in its warps."""
     gl.warp_specialize([(correction_role, (ctx,)), (softmax_role, (ctx, 0)), (softmax_role, (ctx, 1)),
                         (mma_role, (ctx,)), (load_role, (ctx,))]
                        + ([(convert_role, (ctx,))] if ctx.config.converts else []),
@@ -37,7 +37,7 @@ def start_1q(ctx, workers: gl.constexpr):
 
 @gluon.jit
 def load_role(ctx):
-    """Feed Q and K0, K1, V0, K2, V1, K3, … of the run."""
+    """Loads Q and K0, K1, V0, K2, V1, K3, … of the run."""
     total = ctx.run.total
     if total > 0:
         ring = loader(ctx)
@@ -52,7 +52,7 @@ def load_role(ctx):
 
 @gluon.jit
 def convert_role(ctx):
-    """The tiles of 8 bits in the order in which they are loaded."""
+    """Converts 8-bit tiles in the order of their loads."""
     total = ctx.run.total
     if total > 0:
         state = convert_next(ctx, first_state(ctx), "k")
@@ -68,7 +68,7 @@ def convert_role(ctx):
 
 @gluon.jit
 def softmax_role(ctx, wg: gl.constexpr):
-    """This warpgroup's key tiles, every other one, for the rows of both; then its part of the output."""
+    """Does every other key tile for all rows, then its part of the output."""
     config: gl.constexpr = ctx.config
     if ctx.run.total > 0:
         scaled = with_scales(ctx, wg)
@@ -85,7 +85,7 @@ def softmax_role(ctx, wg: gl.constexpr):
 
 @gluon.jit
 def correction_role(ctx):
-    """Rescale both accumulators in turn; there is nothing to rescale before their second tiles."""
+    """Rescales both accumulators in turn, from their second tiles on."""
     if ctx.run.total > 0:
         allow_first(ctx)
         for n in range(2, ctx.run.total, 2):

@@ -16,7 +16,7 @@ from ..prefill_2q.mma import multiply_chunk, multiply_pv
 
 @gluon.jit
 def mma_role(ctx):
-    """All products of the run, in the order above."""
+    """Issues all products of the run, in the order above."""
     total = ctx.run.total
     if total > 0:
         ring = consumer(ctx)
@@ -35,7 +35,7 @@ def mma_role(ctx):
 
 @gluon.jit
 def multiply_qk(ctx, ring, state, wg: gl.constexpr):
-    """S = Q·Kᵀ with the next K tile, whose chunks are given back one by one; returns the state after it."""
+    """Starts S = Q·Kᵀ with the next K tile, releases its chunks one by one; returns the next state."""
     chunks: gl.constexpr = ctx.config.num_qk_stages
     for c in gl.static_range(chunks):
         ring.wait_k(state, c)

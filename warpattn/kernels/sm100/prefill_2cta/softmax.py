@@ -21,7 +21,7 @@ from ..sync import await_signal, notify
 
 @gluon.jit
 def softmax_role(ctx, wg: gl.constexpr):
-    """Every key tile of one query tile, then its output."""
+    """Does every key tile of a query tile, then its output."""
     state = row_state(ctx.config.MMA_M, gl.SliceLayout(1, quarter_layout(ctx)))
     for n in range(ctx.run.total):
         state = softmax_tile(ctx, state, n, wg)
@@ -81,7 +81,7 @@ def visible_scores(ctx, n, part: gl.constexpr, wg: gl.constexpr):
 
 @gluon.jit
 def largest(s):
-    """[256, W] -> [256], NaN if one of a row is."""
+    """Row maxima, [256, W] -> [256]; NaN if a row has one."""
     return gl.reduce(s, 1, maximum_or_nan)
 
 

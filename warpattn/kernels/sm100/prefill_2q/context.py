@@ -74,7 +74,7 @@ class Work:
 
 @gluon.aggregate
 class Barriers:
-    """See above. In a pair, `s_consumer` and `q1` are the leader's, and each CTA has its own of the others."""
+    """The barriers above. In a pair, `s_consumer` and `q1` are the leader's, and each CTA has its own of the others."""
 
     s_consumer: gl.shared_memory_descriptor  # [4, 1]: wg * 2 + part
     c_producer: gl.shared_memory_descriptor  # [2, 1]
@@ -105,7 +105,7 @@ class Memory:
 
 @gluon.aggregate
 class Context:
-    """What every role can see."""
+    """The argument of every role."""
 
     tensors: Sources
     memory: Memory

@@ -1,4 +1,4 @@
-"""Two warps that make 16-bit tiles of 8-bit keys and values, between the load warp and the MMA warp.
+"""Two warps that convert 8-bit K and V to 16 bits, between the load and MMA warps.
 
       load ── TMA ──▶ [ 8 bits ] ── LDS, convert, STS ──▶ [ 16 bits ] ──▶ MMA
                       2 slots       registers             rings of K and V
@@ -17,7 +17,7 @@ from ...pieces.scales import OfTokens, by_token, has_token_scale
 from ..token_scales import convert_exactly, convert_scaled, wait_for_scales
 from .context import STAGED, key_view, producer
 
-ROWS = gl.constexpr(16)  # at a time: the warps have few registers
+ROWS = gl.constexpr(16)  # rows at a time: the warps have few registers
 
 
 @gluon.aggregate
@@ -61,7 +61,7 @@ def both_scaled(config):
 
 @gluon.jit
 def finish_scales(config: gl.constexpr):
-    """Wait for the requests behind the last tiles, which read nothing."""
+    """Waits for the requests after the last tiles, which read nothing."""
     if by_token(config):
         wait_for_scales(0)
 

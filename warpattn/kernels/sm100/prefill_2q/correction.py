@@ -14,12 +14,12 @@ from triton.experimental.gluon.language.nvidia.blackwell import mul2
 
 from ..sync import any_greater_of_role, await_signal, notify
 
-COLUMNS = gl.constexpr(16)  # of O at a time, so that the role needs few registers
+COLUMNS = gl.constexpr(16)  # columns of O at a time, to need few registers
 
 
 @gluon.jit
 def correction_role(ctx):
-    """Nothing where the tile has no rows."""
+    """Does nothing if the tile has no rows."""
     if ctx.run.total > 0:
         correct_tiles(ctx)
 
@@ -35,14 +35,14 @@ def correct_tiles(ctx):
 
 @gluon.jit
 def allow_first(ctx):
-    """Let the first P·V of both accumulators go: there is no O to rescale."""
+    """Allows the first P·V of both accumulators: there is no O to rescale."""
     notify(ctx, ctx.bars.s_consumer.index(0))
     notify(ctx, ctx.bars.s_consumer.index(2))
 
 
 @gluon.jit
 def correct(ctx, wg: gl.constexpr, n):
-    """O of one query tile, before P·V of key tile number `n` >= 1 is added."""
+    """Rescales O of a query tile, before P·V of key tile `n` >= 1."""
     o = ctx.memory.o.index(wg)
     layout: gl.constexpr = o.slice(0, COLUMNS).get_reg_layout()
     await_signal(ctx.bars.c_producer.index(wg), (n - 1) & 1)

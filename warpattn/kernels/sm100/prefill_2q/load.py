@@ -13,7 +13,7 @@ from .context import key_view, loader
 
 @gluon.jit
 def load_role(ctx):
-    """Nothing where the tile has no rows."""
+    """Does nothing if the tile has no rows."""
     if ctx.run.total > 0:
         load_tiles(ctx)
 
@@ -68,7 +68,7 @@ def load_k(ctx, ring, state, key_tile, with_q: gl.constexpr):
 
 @gluon.jit
 def load_v(ctx, ring, state, key_tile):
-    """A V tile; returns the state after it."""
+    """Loads a V tile; returns the next state."""
     ring.acquire_v(state)
     full, slot = ring.get_v(state, expect=False)
     smem = key_view(slot, ctx.config.padded_ov_depth, ctx.config)

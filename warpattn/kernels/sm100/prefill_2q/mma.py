@@ -1,4 +1,4 @@
-"""MMA warp of two query tiles: the only one that gives work to the tensor core, in a pair that of the leader.
+"""The MMA warp of two query tiles, which issues all products; in a pair, the leader's.
 
       S0 S1 │ S0' O0 S1' O1 … │      as issued:  S0 = Q0·K0, S1 = Q1·K0, O0 = P0·V0,
                                                  then for n = 1 …:  S0 = Q0·Kn, O1 += P1·Vn-1, S1 = Q1·Kn, O0 += P0·Vn,
@@ -19,7 +19,7 @@ from .context import consumer, key_view, p_tile
 
 @gluon.jit
 def mma_role(ctx):
-    """Nothing where the tile has no rows."""
+    """Does nothing if the tile has no rows."""
     if ctx.run.total > 0:
         multiply_tiles(ctx)
 
@@ -68,7 +68,7 @@ def multiply_chunk(ctx, wg: gl.constexpr, q: gl.constexpr, k, use_acc: gl.conste
 
 @gluon.jit
 def release_k(ctx, ring, state):
-    """Give all chunks of a K tile back; returns the state after it."""
+    """Releases all chunks of a K tile; returns the next state."""
     chunks: gl.constexpr = ctx.config.num_qk_stages
     for c in gl.static_range(chunks):
         state = ring.release_k(state, c)

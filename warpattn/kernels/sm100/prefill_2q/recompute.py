@@ -12,12 +12,12 @@ from ..layouts import row_layout
 from ..prefill_1q.epilogue import writers
 from ..recompute import KeyColumns, SpoiledTile, addressed, attend_again, power_above
 
-LANES = gl.constexpr(4)  # that hold a row
+LANES = gl.constexpr(4)  # lanes of a row
 
 
 @gluon.jit
 def recompute_tiles(ctx, x):
-    """Attend again to what each warpgroup has to; `x`: `RecomputeArgs`."""
+    """Computes again what each warpgroup has to; `x`: `RecomputeArgs`."""
     config: gl.constexpr = ctx.config
     looking: gl.constexpr = 2 if config.num_q == 2 else writers(config)
     if ctx.run.total > 0:
@@ -35,7 +35,7 @@ def is_spoiled(ctx, wg):
 
 @gluon.jit
 def recompute_tile(ctx, x, wg):
-    """Attend again to the rows and columns of a warpgroup."""
+    """Computes a warpgroup's rows and columns again."""
     config: gl.constexpr = ctx.config
     group: gl.constexpr = config.tile_heads
     turns: gl.constexpr = 1 if config.num_q == 2 else writers(config)

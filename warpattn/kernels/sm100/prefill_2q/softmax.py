@@ -47,7 +47,7 @@ class RowState:
 
 @gluon.jit
 def softmax_role(ctx, wg: gl.constexpr):
-    """Every key tile of one query tile, then its output."""
+    """Does every key tile of a query tile, then its output."""
     if ctx.run.total > 0:
         scaled = with_scales(ctx, wg)
         state = row_state(ctx.config.MMA_M, row_layout())

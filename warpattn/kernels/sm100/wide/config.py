@@ -67,7 +67,7 @@ class WideConfig(TileConfig):
 
     @property
     def block_bytes(self) -> int:
-        """Of a block of a key tile in memory."""
+        """Bytes of a block of a key tile in memory."""
         return self.stored.bytes * self.BN * BLOCK
 
     @property
@@ -108,7 +108,7 @@ def wide_config(problem: Problem) -> WideConfig:
 
 
 def choose_wide(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
-    """The choice for head dims above 128."""
+    """Chooses for head dims above 128."""
     config = wide_config(problem)
     why = f"head dims above {NARROW}: one tile of {config.BM} rows, heads of a group side by side; its output of"
     why = f"{why} {align_up(config.dim_v, BLOCK)} columns takes half of tensor memory"

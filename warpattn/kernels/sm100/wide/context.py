@@ -15,7 +15,7 @@ from ..layouts import box_layout, element_type, stacked
 from ..mla.context import copy_columns, key_blocks
 from ..recompute import KeyColumns, addressed, power_above, runs_of
 
-ROWS_AT_ONCE = gl.constexpr(64)  # of one copy of queries
+ROWS_AT_ONCE = gl.constexpr(64)  # rows of a copy of queries
 
 
 @gluon.aggregate

@@ -1,4 +1,4 @@
-"""Two warps of the Blackwell kernel for wide heads that make 16-bit tiles of 8-bit keys and values.
+"""Two warps of Blackwell's kernel for wide heads that convert 8-bit K and V to 16 bits.
 
       load ── TMA ──▶ [ 8 bits ] ── LDS, convert, STS ──▶ [ 16 bits ] ──▶ MMA
                       2 slots       registers             3 slots
@@ -17,7 +17,7 @@ from ...pieces.scales import OfTokens, has_token_scale
 from ..prefill_2q.convert import both_scaled, finish_scales, request_scales
 from ..token_scales import CHUNK, convert_exactly, convert_scaled, wait_for_scales
 
-ROWS = gl.constexpr(16)  # at a time: the warps have few registers
+ROWS = gl.constexpr(16)  # rows at a time: the warps have few registers
 
 
 @gluon.aggregate
@@ -31,7 +31,7 @@ class ConvertState:
 
 @gluon.jit
 def convert_role(ctx):
-    """Every tile of the run."""
+    """Converts every tile of the run."""
     config: gl.constexpr = ctx.config
     if ctx.run.total > 0:
         scales = OfTokens(first_request(ctx, "k"), ())

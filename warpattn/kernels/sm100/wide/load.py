@@ -11,7 +11,7 @@ from ..global_rows import LEAST_ROWS, finish_copies
 
 @gluon.jit
 def load_role(ctx):
-    """Every key tile of the run, and its values behind the next one; rows past the end are zeros."""
+    """Loads K of every key tile, then V of the tile before; rows past the end are zeros."""
     config: gl.constexpr = ctx.config
     state = producer_state(ring_of(ctx).stages)
     total = ctx.run.total
@@ -34,7 +34,7 @@ def ring_of(ctx):
 
 @gluon.jit
 def load_tile(ctx, rows, state, i, blocks: gl.constexpr):
-    """Key tile number `i` of `rows` into the next slot."""
+    """Loads key tile number `i` of `rows` into the next slot."""
     config: gl.constexpr = ctx.config
     ring = ring_of(ctx)
     full = ring.producer_acquire(state)

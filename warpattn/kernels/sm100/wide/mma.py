@@ -1,8 +1,8 @@
-"""MMA warp of the Blackwell kernel for wide heads.
+"""The MMA warp of Blackwell's kernel for wide heads.
 
       S0 = Q·K0    then for i = 0, 1, …   (P(i) written)   S = Q·K(i+1),  O += P(i)·V(i)
 
-S is overwritten when P(i) is there, which was made from it. A slot is given back behind the product that reads it.
+S is overwritten once P(i), made from it, is written. A slot is released after the product that reads it.
 """
 
 from triton.experimental import gluon
@@ -15,7 +15,7 @@ from ..sync import await_signal
 
 @gluon.jit
 def mma_role(ctx):
-    """All products of the run, in the order above."""
+    """Issues all products of the run, in the order above."""
     total = ctx.run.total
     if total > 0:
         state = multiply_qk(ctx, first_keys(ctx))

@@ -1,7 +1,7 @@
-"""dQ in the attending warpgroups: their dK and dV take all registers, so no third warpgroup can add dQ (`reduce.py`).
+"""Adds dQ in the attending warpgroups, where their dK and dV leave no registers for a third warpgroup (`reduce.py`).
 
-Each computes every other part of dQ's columns from the dS of both, and adds it by TMA through a buffer of its own. The
-assignment alternates with query tiles, so that an odd number of parts is shared evenly:
+Each computes every other column part of dQ from the dS of both, and adds it to global memory by TMA through a buffer of
+its own. The assignment alternates with query tiles, so that an odd number of parts is shared evenly:
 
       tile 0   parts 0, 2 ─▶ attend 0   part  1    ─▶ attend 1
       tile 1   part  1    ─▶ attend 0   parts 0, 2 ─▶ attend 1
@@ -24,7 +24,7 @@ from ..layouts import accumulator_layout
 
 @gluon.aggregate
 class Added:
-    """The tile that the warpgroup added to last, if gradients are deterministic, in the kernels' own numbers."""
+    """The dQ tile that the warpgroup added to last (`sum_head` and row), if gradients are deterministic."""
 
     head: gl.tensor
     row: gl.tensor  # -1: none
@@ -32,13 +32,13 @@ class Added:
 
 @gluon.jit
 def nothing_added():
-    """Before the first tile."""
+    """`Added` before the first tile."""
     return Added(gl.to_tensor(0), gl.to_tensor(-1))
 
 
 @gluon.jit
 def add_tile(ctx, state, added, wg: gl.constexpr):
-    """Add the warpgroup's parts of dQ of the tile whose dS is in a slot; which tile that is."""
+    """Adds the warpgroup's parts of dQ for the query tile whose dS is in slot `state`; returns the tile as `Added`."""
     config: gl.constexpr = ctx.config
     ctx.rings.ds.consumer_wait(state)
     visit = read_visit(ctx, state)
@@ -59,7 +59,7 @@ def add_tile(ctx, state, added, wg: gl.constexpr):
 
 @gluon.jit
 def say_added(ctx, state, added, wg: gl.constexpr):
-    """Tell `pass`, before the tile of a slot, that the warpgroup's additions to the tile before have arrived."""
+    """Waits until the warpgroup's additions to the tile before that of slot `state` are in memory, and tells `pass`."""
     if added.row >= 0:
         tma.store_wait(0, read_only=False)
         put_added(ctx, PipelineState(state.index ^ 1, state.phase ^ state.index ^ 1, STAGES), added, wg)
@@ -67,14 +67,14 @@ def say_added(ctx, state, added, wg: gl.constexpr):
 
 @gluon.jit
 def end_additions(ctx, state, added, wg: gl.constexpr):
-    """The same after the last tile, whose slot is before that of `state`; nothing follows."""
+    """`say_added` for the last tile, whose slot precedes `state`; then tells `pass` that no tile follows."""
     say_added(ctx, state, added, wg)
     put_added(ctx, state, nothing_added(), wg)
 
 
 @gluon.jit
 def put_added(ctx, state, added, wg: gl.constexpr):
-    """Name a tile to `pass`: both warpgroups fill a slot, which the first one writes."""
+    """Sends a tile to `pass`; the first warpgroup writes the slot, both fill it."""
     ring = ctx.rings.ordered.added
     ring.producer_acquire(PipelineState(state.index, state.phase ^ 1, STAGES))
     if wg == 0:
@@ -85,13 +85,13 @@ def put_added(ctx, state, added, wg: gl.constexpr):
 
 @gluon.jit
 def put_by_group(slot, value):
-    """Write one field; called by four warps."""
+    """Writes one field; called by four warps."""
     slot.store(gl.full([1], value, gl.int32, gl.BlockedLayout([1], [32], [4], [0])))
 
 
 @gluon.jit
 def start_part(ctx, state, part):
-    """Start dQ = dSᵀ · K [M, dq_cols] of the columns of a part."""
+    """Starts dQ = dSᵀ · K [M, dq_cols] for a part of the columns."""
     config: gl.constexpr = ctx.config
     cols: gl.constexpr = config.dq_cols
     dq = gl.zeros([config.block_m, cols], gl.float32, accumulator_layout(cols))
@@ -105,7 +105,7 @@ def start_part(ctx, state, part):
 
 @gluon.jit
 def add_columns(ctx, dq, visit, part, wg: gl.constexpr):
-    """Add a part through the warpgroup's buffer, once TMA has read what it held."""
+    """Adds a part of dQ by TMA through the warpgroup's buffer, once TMA has read what it held."""
     config: gl.constexpr = ctx.config
     smem = ctx.rings.dq.index(wg)
     tma.store_wait(0)

@@ -1,20 +1,20 @@
-"""Consumer warpgroup of the Hopper backward: 64 keys against the query tiles that see them.
+"""The consumer warpgroup of Hopper's backward: loops over the query tiles that see its 64 keys.
 
-Rows of all tiles are keys, columns queries, so that P and dS are the left operands of dV += P · dO and dK += dS · Q
-without leaving their registers. For each query tile, where `│` waits for products:
+Tiles of scores have keys as rows and queries as columns, so that P and dS stay in registers as the left operands of
+dV += P · dO and dK += dS · Q. The order for each query tile, where `│` waits for products:
 
       dV += P · dO   dP = V · dOᵀ   │   dS = P · dP   dK += dS · Q   dS to shared memory   S' = K · Q'ᵀ   │ │   P'
 
-where the accumulators of S and dP begin with what belongs to each row, -lse / scale and -delta. The last tile has no
-S'. P is kept rounded and packed: registers are the limit (208 a thread; dK and dV alone take 128 at head dim 128), and
-a value that lives longer by one step makes the assembler wait after every product. dP is multiplied by P when dV is
-done, too, or the assembler copies P. The numbers of the rows, which an accumulator begins with, are loaded while
-another product runs: a load takes 200 to 350 cycles beside products that read shared memory (H100). At head dim 64 dP
-is before dV and dS stored before dK begins, see `values_first` of the config.
+The accumulators of S and dP start with each query's -lse / scale and -delta instead of 0. The last tile has no S'. P
+stays rounded and packed, because registers are the limit (208 a thread; dK and dV alone take 128 at head dim 128): if a
+value lives one step longer, the assembler waits after every product. dS = P · dP also waits for dV, or the assembler
+copies P. The numbers with which an accumulator starts are loaded while another product runs, since a load takes 200 to
+350 cycles beside products that read shared memory (H100). At head dim 64 the order differs: dP precedes dV, and dS is
+stored before dK begins, see `values_first` of the config.
 
-Where this warpgroup adds dQ, too (`attend_adds`), dK and dV take 160 of 240 registers, and dV, dP, dK and S' each end
-before the next product begins: two at once, and the assembler waits after every one. Then dQ of the tile follows, when
-the other warpgroup's dS has long been there (`add.py`).
+Where this warpgroup adds dQ, too (`attend_adds`), dK and dV take 160 of 240 registers, and each of dV, dP, dK and S'
+ends before the next begins: with two at once, the assembler would wait after every one. dQ of the tile follows at the
+end, when the other warpgroup's dS has long arrived (`add.py`).
 """
 
 from triton.experimental import gluon
@@ -39,7 +39,7 @@ from .epilogue import store_boxes, store_keys, wait_copies
 
 @gluon.aggregate
 class Weights:
-    """P of a tile, and the same times the slope of the score function, d score / d (q·k)."""
+    """P of a tile, and P times the slope of the score function, d score / d (q·k)."""
 
     p: gl.tensor  # [64, M/8, 4] pairs
     sloped: gl.tensor  # P itself where the slope is 1
@@ -47,7 +47,7 @@ class Weights:
 
 @gluon.aggregate
 class Sums:
-    """dK and dV so far, [64, D] fp32."""
+    """The accumulators of dK and dV, [64, D] fp32."""
 
     dk: gl.tuple  # in parts of the columns
     dv: gl.tuple
@@ -55,9 +55,9 @@ class Sums:
 
 @gluon.jit
 def attend_role(ctx, wg: gl.constexpr):
-    """Gradients of the warpgroup's keys and values, until no keys are left; dS of every tile goes to `reduce`."""
-    state = consumer_state(STAGES)  # of the rings of Q, dO and dS: they have equally many slots
-    held = consumer_state(1)  # of K and V
+    """Computes dK and dV of the warpgroup's keys, key tile after key tile, and hands dS of every query tile over."""
+    state = consumer_state(STAGES)  # of the rings of Q, dO and dS, which have the same number of slots
+    held = consumer_state(1)  # of the rings of K and V
     visit = first_visit(ctx, ctx.rings.q, state, state)
     while visit.number >= 0:
         state = attend_keys(at_keys(ctx, visit.number), visit, state, held, wg)
@@ -68,8 +68,8 @@ def attend_role(ctx, wg: gl.constexpr):
 
 @gluon.jit
 def attend_keys(ctx, visit, state, held, wg: gl.constexpr):
-    """Gradients of the warpgroup's share of the keys of a key tile, whose first visit is given; the state of the slot
-    behind its last one."""
+    """Computes dK and dV of the warpgroup's part of a key tile, from its first `visit` (of a query tile) on. Returns
+    the state of the slot after its last visit."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     sums = Sums(zero_columns(config.rows, config.widths_qk), zero_columns(config.rows, config.widths_v))
@@ -88,8 +88,8 @@ def attend_keys(ctx, visit, state, held, wg: gl.constexpr):
 
 @gluon.jit
 def attend_tile(ctx, sums, weights, state, added, wg: gl.constexpr):
-    """The products of the query tile in slot `state`, whose P is given, beside S of the next one: (dK and dV so far,
-    and of the next tile P, slot and visit; the tile of dQ added to)."""
+    """Does the query tile in slot `state`, whose P is in `weights`, and starts S of the next one. Returns (dK and dV so
+    far; the next tile's P, slot and visit; the dQ tile added to)."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
@@ -117,7 +117,7 @@ def attend_tile(ctx, sums, weights, state, added, wg: gl.constexpr):
 
 @gluon.jit
 def finish_keys(ctx, sums, weights, state, held, added, wg: gl.constexpr):
-    """The products of a key tile's last query tile, and its dK and dV to global memory."""
+    """Does a key tile's last query tile; stores dK and dV."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     if not config.attend_adds:
@@ -126,7 +126,7 @@ def finish_keys(ctx, sums, weights, state, held, added, wg: gl.constexpr):
     if config.values_first:
         hand_over(ctx, ds, state, wg)
     sums = Sums(wait_columns(0, dk, ds), dv)
-    number = read_visit(ctx, state).number  # not kept in a register over the loop, nor what follows from it
+    number = read_visit(ctx, state).number  # read again instead of kept in a register across the loop
     rings.q.consumer_release(state)  # the last of the key tile
     last = at_keys(ctx, number)
     if config.attend_adds:
@@ -138,7 +138,7 @@ def finish_keys(ctx, sums, weights, state, held, added, wg: gl.constexpr):
     else:
         smem = rings.out.index(wg)
         if config.persistent:
-            wait_copies()  # of the last key tile
+            wait_copies()  # of the previous key tile
         store_keys(last, ctx.tensors.dv, sums.dv, config.widths_v, smem, wg * config.rows)
         wait_copies()
         store_keys(last, ctx.tensors.dk, scaled(sums.dk, ctx.scale), config.widths_qk, smem, wg * config.rows)
@@ -146,8 +146,8 @@ def finish_keys(ctx, sums, weights, state, held, added, wg: gl.constexpr):
 
 @gluon.jit
 def wait_finite(ctx, ring, held, state, wg: gl.constexpr, replace: gl.constexpr):
-    """The warpgroup's keys or values have arrived, and under a mask `replace` has made all of them finite: hidden ones
-    are multiplied by 0. Rows that see what was not finite have a shift of NaN."""
+    """Waits for the warpgroup's K or V and, with a mask, makes all of it finite by `replace`, because 0 times a hidden
+    NaN is NaN. Query rows that see such a key or value have a shift of NaN instead."""
     ring.consumer_wait(held)
     if ctx.mods.keep is not None:
         boxes: gl.constexpr = ring.parts // ctx.config.key_parts
@@ -158,7 +158,7 @@ def wait_finite(ctx, ring, held, state, wg: gl.constexpr, replace: gl.constexpr)
 
 @gluon.jit
 def start_tile(ctx, sums, weights, state, wg: gl.constexpr):
-    """dV, dP and dS of a tile, and start dK: (dK, which may be read after a wait; dV; packed dS)."""
+    """Computes dV and dS of a tile, starts dK; returns (dK, to be waited for; dV; packed dS)."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     rings.do.consumer_wait(state)
@@ -182,7 +182,7 @@ def start_tile(ctx, sums, weights, state, wg: gl.constexpr):
 
 @gluon.jit
 def score_gradients(p, dp, config: gl.constexpr):
-    """dS = P · dP, rounded and packed. fp16 would exceed its range where weights are 0: dP is not rounded before."""
+    """dS = P · dP, rounded and packed. With fp16, dP is not rounded first: where P is 0 it may exceed fp16's range."""
     dtype: gl.constexpr = element_type(config.element)
     if dtype == gl.bfloat16:
         return multiply_pairs(p, pack(as_quads(dp), dtype), config)
@@ -192,7 +192,7 @@ def score_gradients(p, dp, config: gl.constexpr):
 
 @gluon.jit
 def wait_value_scores(dp, dv, p):
-    """(dP, dV in parts, P), once their products are done."""
+    """Waits for the products of dP and dV; returns (dP, dV in parts, P)."""
     operands = (dp, p)
     done = warpgroup_mma_wait(0, deps=operands + dv)
     parts = ()
@@ -203,7 +203,7 @@ def wait_value_scores(dp, dv, p):
 
 @gluon.jit
 def hand_over(ctx, ds, state, wg: gl.constexpr):
-    """dS of a tile to `reduce`."""
+    """Hands dS of a tile to the roles that add dQ."""
     rings = ctx.rings
     rings.ds.producer_acquire(PipelineState(state.index, state.phase ^ 1, STAGES))
     rings.ds.tile(state, wg).store(tile_of(ds, ctx.config))
@@ -213,7 +213,7 @@ def hand_over(ctx, ds, state, wg: gl.constexpr):
 
 @gluon.jit
 def first_scores(ctx, q_state):
-    """What the accumulator of S begins with: -lse / scale unless a score function has to see S itself."""
+    """The initial accumulator of S: -lse / scale, or 0 if a score function has to see S itself."""
     if ctx.mods.score is None:
         return row_numbers(ctx, ctx.rings.shift, q_state)
     else:
@@ -223,7 +223,7 @@ def first_scores(ctx, q_state):
 
 @gluon.jit
 def start_scores(ctx, q_state, first, wg: gl.constexpr):
-    """Start S = K · Qᵀ + first [64, M]."""
+    """Starts S = K · Qᵀ + first [64, M]."""
     config: gl.constexpr = ctx.config
     widths: gl.constexpr = chain_widths(config, config.widths_qk, config.padded_qk)
     return start_chain(ctx, ctx.rings.k, ctx.rings.q, q_state, widths, first, ctx.mods.score is None, wg)
@@ -231,7 +231,7 @@ def start_scores(ctx, q_state, first, wg: gl.constexpr):
 
 @gluon.jit
 def start_value_scores(ctx, do_state, delta, wg: gl.constexpr):
-    """Start dP = V · dOᵀ + delta [64, M]."""
+    """Starts dP = V · dOᵀ + delta [64, M]."""
     config: gl.constexpr = ctx.config
     widths: gl.constexpr = chain_widths(config, config.widths_v, config.padded_v)
     return start_chain(ctx, ctx.rings.v, ctx.rings.do, do_state, widths, delta, True, wg)
@@ -239,7 +239,7 @@ def start_value_scores(ctx, do_state, delta, wg: gl.constexpr):
 
 @gluon.jit
 def start_chain(ctx, keys, rows, state, widths: gl.constexpr, first, use_first: gl.constexpr, wg: gl.constexpr):
-    """Start first + keys [64, D] · rowsᵀ, rows [M, D], in parts of `widths` columns; `keys` and `rows` are rings."""
+    """Starts first + keys [64, D] · rowsᵀ, rows [M, D], one wgmma chain per part of `widths`; `keys`, `rows`: rings."""
     config: gl.constexpr = ctx.config
     left = held_parts(keys, state, wg, config.rows, widths)
     right = slot_parts(rows, state, config.block_m, widths)
@@ -250,25 +250,25 @@ def start_chain(ctx, keys, rows, state, widths: gl.constexpr, first, use_first: 
 
 @gluon.constexpr_function
 def chain_widths(config, widths, padded):
-    """Columns of the parts of a head dim that products contract: all at once where none is padding."""
+    """Widths of the parts in which products sum over a head dim; one part if it has no padding and one box."""
     return (padded,) if sum(widths) == padded == config.box(padded) else widths
 
 
 @gluon.constexpr_function
 def score_products(config):
-    """Products that S is started with."""
+    """Products that `start_scores` starts."""
     return len(chain_widths(config, config.widths_qk, config.padded_qk))
 
 
 @gluon.constexpr_function
 def value_score_products(config):
-    """Products that dP is started with."""
+    """Products that `start_value_scores` starts."""
     return len(chain_widths(config, config.widths_v, config.padded_v))
 
 
 @gluon.jit
 def start_columns(pairs, tile, sums, widths: gl.constexpr, config: gl.constexpr):
-    """Start sums += pairs · tile [M, D], tile in parts of the columns; the results may be read after `wait_columns`."""
+    """Starts sums += pairs · tile [M, D], in parts of the columns; the sums may be read after `wait_columns`."""
     parts = ()
     for i in gl.static_range(len(widths)):
         parts += (warpgroup_mma(operand(pairs, config, widths[i]), tile[i], sums[i], is_async=True),)
@@ -277,7 +277,7 @@ def start_columns(pairs, tile, sums, widths: gl.constexpr, config: gl.constexpr)
 
 @gluon.jit
 def scaled(sums, scale):
-    """Every part times a number."""
+    """Multiplies every part by `scale`."""
     parts = ()
     for i in gl.static_range(len(sums)):
         parts += (sums[i] * scale,)
@@ -286,20 +286,20 @@ def scaled(sums, scale):
 
 @gluon.jit
 def slot_parts(ring, state, rows: gl.constexpr, widths: gl.constexpr):
-    """The tile of a slot in parts of the columns, each [rows, columns]."""
+    """The tile in a slot, in parts of the columns, each [rows, columns]."""
     return parts_at(ring, state.index * ring.parts, rows, widths)
 
 
 @gluon.jit
 def held_parts(ring, state, part: gl.constexpr, rows: gl.constexpr, widths: gl.constexpr):
-    """Share `part` of a ring of one slot in parts of the columns, addressed as in `held_tile`."""
+    """Tile `part` of a ring of one slot, in parts of the columns, addressed as in `held_tile`."""
     boxes: gl.constexpr = max(1, columns_before(widths, len(widths)) // ring.smem.shape[-1])
     return parts_at(ring, opaque_zero(state) * ring.parts + part * boxes, rows, widths)
 
 
 @gluon.jit
 def parts_at(ring, first, rows: gl.constexpr, widths: gl.constexpr):
-    """A tile that is one box of TMA, or several, from box `first` of a ring on, in parts of the columns."""
+    """A tile, stored as one or several TMA boxes from box `first` of a ring on, in parts of the columns."""
     cols: gl.constexpr = ring.smem.shape[-1]
     parts = ()
     for i in gl.static_range(len(widths)):
@@ -310,20 +310,20 @@ def parts_at(ring, first, rows: gl.constexpr, widths: gl.constexpr):
 
 @gluon.jit
 def held_tile(ring, state, part: gl.constexpr):
-    """Tile `part` of a ring of one slot, at an address computed in every tile, in uniform registers, from the state of
-    another ring. Of a constant address the compiler keeps a descriptor for each step of a product, which spills."""
+    """Tile `part` of a ring of one slot. Its address is computed anew in every iteration, from another ring's `state`:
+    for a constant address the compiler keeps a descriptor for each k-step of a product in registers, and spills."""
     return ring.smem.index(opaque_zero(state) * ring.parts + part)
 
 
 @gluon.jit
 def opaque_zero(state):
-    """0, as far as the compiler knows another number in every tile: what is computed from it stays in its loop."""
+    """0, which the compiler takes for a number that changes: it keeps what is computed from it inside the loop."""
     return state.index >> 8
 
 
 @gluon.jit
 def row_numbers(ctx, numbers, state):
-    """The numbers of the query rows in a slot, in every row of a [64, M] accumulator."""
+    """Loads the numbers [M] of a slot's queries to every row of a [64, M] accumulator."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = accumulator_layout(config.block_m)
     row = numbers.index(state.index).reshape([config.block_m]).load(gl.SliceLayout(0, layout))
@@ -333,24 +333,24 @@ def row_numbers(ctx, numbers, state):
 
 @gluon.jit
 def attend(ctx, s, q_state, visit, wg: gl.constexpr):
-    """P = exp2(S - LSE) of a tile, 0 where the mask hides a key, and P times the score function's slope."""
+    """The `Weights` of a tile: P = exp2(S - LSE), 0 where the mask hides a key, and P times the slope of the score."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = accumulator_layout(config.block_m)
     dtype: gl.constexpr = element_type(config.element)
     keys, mods = ctx.keys, ctx.mods
     if ctx.slope is not None:
-        visit = read_visit(ctx, q_state)  # again: what depends on indices alone would be computed, and kept, before S
-    visit = Visit(keys.b, visit.h, visit.row, visit.flags, visit.turn, visit.number)  # read by the last key tile
-    key = visit.first_key() + wg * config.rows + opaque_zero(q_state)  # so that no comparison is kept for all tiles
+        visit = read_visit(ctx, q_state)  # again, or the compiler computes what depends on indices alone before S
+    visit = Visit(keys.b, visit.h, visit.row, visit.flags, visit.turn, visit.number)  # `b` of this key tile
+    key = visit.first_key() + wg * config.rows + opaque_zero(q_state)  # so that comparisons are not hoisted and kept
     k = (key + gl.arange(0, config.rows, gl.SliceLayout(1, layout)))[:, None]
-    # A thread has the columns 8 j + {0, 1} beside its first: apart from it they are constants of the code, together
-    # with it 16 registers.
+    # A thread has columns 8 j + {0, 1} relative to its first. Kept apart from the first column they are constants in
+    # the code; added to it they would take 16 registers.
     column = gl.arange(0, config.block_m, gl.SliceLayout(0, layout))
     q = (visit.row + keys.seq_k - keys.seq_q + (column & 7) + (column & -8))[None, :]
     slope = s
     if ctx.slope is not None:
         slope = ctx.slope(s * ctx.scale, visit.b, visit.h, q, k, keys.seq_q, keys.seq_k, mods.score_args)
-        slope = pack(as_quads(slope + gl.zeros_like(s)), dtype)  # no registers for it and S over a branch
+        slope = pack(as_quads(slope + gl.zeros_like(s)), dtype)  # registers do not hold it and S across a branch
     if mods.score is not None:
         s = mods.apply_score(s, ctx.scale, visit, keys, q, k) + row_numbers(ctx, ctx.rings.shift, q_state)
     if visit.masked():
@@ -388,7 +388,7 @@ def operand(pairs, config: gl.constexpr, cols: gl.constexpr):
 
 @gluon.jit
 def multiply_pairs(a, b, config: gl.constexpr):
-    """Products of pairs, rounded: of bf16 in half the instructions of fp32."""
+    """Multiplies packed pairs and rounds; bf16 takes half the instructions of fp32."""
     dtype: gl.constexpr = element_type(config.element)
     if dtype == gl.bfloat16:
         return gl.inline_asm_elementwise("mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], gl.int32, is_pure=True, pack=1)

@@ -1,13 +1,12 @@
-"""The two consumer warpgroups of the Hopper backward above head dim 128: the same 64 keys, each half of the products.
+"""The two consumer warpgroups of Hopper's backward above head dim 128, for the same 64 keys. `│` waits for products:
 
       weigh      │ dV += P · dO     P to shared memory   S' = K · Q'ᵀ   │ │   P' = exp2(S')
       derive     │ dS = P · dP      dK += dS · Q     dP' = V · dO'ᵀ   │ │      dS to shared memory, for `reduce`
 
-dV and dK are sums in parts of 128 columns: the assembler has no product of 256 in a kernel of 512 threads, which it
-gives 128 registers each before they are reallocated. P is the left operand of dV without leaving its registers, and so
-is dS of dK. `derive` reads P, times the slope of the score function, from shared memory: one slot, as it is read long
-before the next is made. It gets P when dV has begun: stored before, P takes registers twice, and for want of them the
-assembler waits after every product.
+dV and dK are accumulated in parts of 128 columns: a kernel of 512 threads has 128 registers a thread before they are
+reallocated, too few for a product of 256 columns. P stays in registers as the left operand of dV, and dS as that of dK.
+`derive` reads P, times the slope of the score function, from one slot of shared memory. `weigh` stores it after dV has
+begun: before, P would take registers twice, and the assembler would wait after every product.
 """
 
 from triton.experimental import gluon
@@ -40,7 +39,7 @@ from .epilogue import store_keys
 
 @gluon.jit
 def weigh_role(ctx):
-    """P of every tile, and dV."""
+    """Computes P of every query tile, and dV."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     dv = zero_columns(config.rows, config.widths_v)
@@ -71,14 +70,14 @@ def weigh_role(ctx):
     pending = start_values(ctx, weights.p, dv, state)
     hand_over(ctx, weights, p_state)
     dv = wait_columns(0, pending, weights.p)
-    acquire(rings.p, p_state.step())  # `derive` has read P of the last tile, and V before
+    acquire(rings.p, p_state.step())  # `derive` has read the last P, and V before that: dV may overwrite V
     store_keys(ctx, ctx.tensors.dv, dv, config.widths_v, rings.v.tile(consumer_state(1)), 0)
     tma.store_wait(0)  # shared memory must outlive the copy's reads
 
 
 @gluon.jit
 def hand_over(ctx, weights, state):
-    """P, times the slope, into the slot of `derive`."""
+    """Stores P, times the slope, for `derive`."""
     acquire(ctx.rings.p, state)
     ctx.rings.p.tile(state).store(tile_of(weights.sloped, ctx.config))
     ctx.rings.p.producer_commit(state)
@@ -86,7 +85,7 @@ def hand_over(ctx, weights, state):
 
 @gluon.jit
 def start_values(ctx, p, dv, state):
-    """Start dV += P · dO; the result may be read after a wait."""
+    """Starts dV += P · dO; dV may be read after a wait."""
     config: gl.constexpr = ctx.config
     do = slot_parts(ctx.rings.do, state, config.block_m, config.widths_v)
     return start_columns(p, do, dv, config.widths_v, config)
@@ -94,7 +93,7 @@ def start_values(ctx, p, dv, state):
 
 @gluon.jit
 def derive_role(ctx):
-    """dS of every tile, and dK."""
+    """Computes dS of every query tile, and dK."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     dk = zero_columns(config.rows, config.widths_qk)
@@ -121,14 +120,14 @@ def derive_role(ctx):
         ds_state = ds_state.step()
     pending, ds = start_keys(ctx, dp, dk, state, ds_state)
     dk = wait_columns(0, pending, ds)
-    # The slot of Q holds dK now: `weigh` computed its last S before it handed over P, and no more queries are loaded.
+    # dK may overwrite the Q slot: `weigh` computed its last S before it handed over P, and no more queries are loaded.
     store_keys(ctx, ctx.tensors.dk, scaled(dk, ctx.scale), config.widths_qk, rings.q.tile(state), 0)
     tma.store_wait(0)
 
 
 @gluon.jit
 def start_keys(ctx, dp, dk, state, ds_state):
-    """dS of a tile to `reduce`, and start dK += dS · Q: (dK, which may be read after a wait; packed dS)."""
+    """Hands dS of a tile to `reduce`, starts dK += dS · Q; returns (dK, to be waited for; packed dS)."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     rings.p.consumer_wait(ds_state)
@@ -136,7 +135,7 @@ def start_keys(ctx, dp, dk, state, ds_state):
     rings.p.consumer_release(ds_state)
     ds = pack(as_quads(p * dp), element_type(config.element))
     acquire(rings.ds, ds_state)
-    held_tile(rings.ds, state, 0).store(tile_of(ds, config))  # by the registers that address P
+    held_tile(rings.ds, state, 0).store(tile_of(ds, config))  # with the registers that address P
     fence_async_shared()
     rings.ds.producer_commit(ds_state)
     q = slot_parts(rings.q, state, config.block_m, config.widths_qk)
@@ -145,5 +144,5 @@ def start_keys(ctx, dp, dk, state, ds_state):
 
 @gluon.jit
 def acquire(ring, state):
-    """Wait until the slot of a state that began as a consumer's is empty."""
+    """Waits until a slot is empty, as a producer, but with the `state` of a consumer."""
     ring.producer_acquire(PipelineState(state.index, state.phase ^ 1, state.stages))

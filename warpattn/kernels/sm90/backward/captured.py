@@ -1,4 +1,4 @@
-"""Products of the kernel for gradients of what a score captured, on Hopper; see `nvidia/backward/captured.py`."""
+"""Hopper's products for the gradients of tensors that a score captures; called by `nvidia/backward/captured.py`."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -10,13 +10,13 @@ from ..layouts import accumulator_layout
 
 @gluon.jit
 def no_memory():
-    """Results are in registers."""
+    """Allocates nothing: results are in registers."""
     return gl.to_tensor(0)
 
 
 @gluon.jit
 def multiply(ctx, number):
-    """(Q · Kᵀ, dO · Vᵀ) of the tiles in shared memory."""
+    """Returns (Q · Kᵀ, dO · Vᵀ) of the tiles in shared memory."""
     layout: gl.constexpr = ctx.products.layout
     zero = gl.zeros([ctx.q_smem.shape[0], ctx.k_smem.shape[0]], gl.float32, layout)
     s = warpgroup_mma(ctx.q_smem, ctx.k_smem.permute((1, 0)), zero, use_acc=False, is_async=True)

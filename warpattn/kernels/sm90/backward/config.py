@@ -1,26 +1,26 @@
 """BackwardConfig: tiles, rings and registers of the Hopper backward kernel, and its choice for a problem.
 
-Nothing in this file imports Triton. A CTA owns 128 keys of a key head, walks the query tiles that see them, and takes
-the next keys:
+This file imports no Triton. A CTA owns 128 keys of a key head, loops over query tiles that see them, and
+goes on with other keys:
 
     load       ── Q, row maxima ─▶ Q ring ──┬─▶ attend 0   keys  0.. 63: S, P, dP, dS; dV and dK stay in registers
                ── dO, row sums ──▶ dO ring ─┴─▶ attend 1   keys 64..127
-    attend 0, 1 ── dS ─▶ dS ring ─▶ reduce    dQ = dS · K, added to fp32 in global memory by TMA
+    attend 0, 1 ── dS ─▶ dS ring ─▶ reduce    dQ = dS · K, added to fp32 in memory by TMA
 
-Above head dim 128 one warpgroup has no registers for both dK and dV of 64 keys, so a CTA owns 64 and each warpgroup one
-of them:
+Above head dim 128 one warpgroup has no registers for both dK and dV of 64 keys, so a CTA owns 64 keys and each
+warpgroup one of the two gradients:
 
     weigh      S, P; dV += P · dO       ── P ─▶ derive
     derive     dP, dS; dK += dS · Q     ── dS ─▶ reduce
 
-Unless dK and dV together have at most 320 columns: then a CTA owns 128 keys, no warpgroup reduces, and the attending
-ones, with its registers, add dQ, too:
+If dK and dV together have at most 320 columns, a CTA owns 128 keys. Then there is no `reduce`; the attending warpgroups
+get its registers and add dQ themselves:
 
     attend 0, 1 ── dS ─▶ dS ring ─▶ attend 0, 1    dQ = dS · K, every other 64 columns each
 
-For deterministic gradients two or three warps more have CTAs add to a tile in a fixed order (`ordered.py`):
+For deterministic gradients two or three more warps make CTAs add to a dQ tile in a fixed order (`ordered.py`):
 
-    turn       waits for the CTA's turn         ── turns ─▶ add, or who adds dQ otherwise
+    turn       waits for the CTA's turn         ── turns ─▶ add, or attend 0, 1
     reduce     dQ = dS · K                      ── dQ ────▶ add
     add        dQ to global memory              ── added ─▶ pass, which lets the next CTA add
 """
@@ -45,9 +45,9 @@ from ...nvidia.backward.tiles import BackwardTiles, problem_fields
 from ..prefill.config import CONSUMER_ROWS
 
 CONSUMERS = 2
-DQ_COLUMNS = 64  # of dQ, computed and added at a time
-SUM_COLUMNS = 320  # of dK and dV of 64 keys, 160 registers of a warpgroup's 240
-SHORT_ROWS = 2048  # queries up to which, at head dim 64, 64-row tiles fit a causal triangle better than 128-row ones
+DQ_COLUMNS = 64  # columns of dQ that are computed and added at a time
+SUM_COLUMNS = 320  # columns of dK and dV together that fit in 160 of a thread's 240 registers, for 64 keys
+SHORT_ROWS = 2048  # up to so many queries at head dim 64, 64-row tiles fit a causal triangle better than 128-row ones
 
 
 class RoleRegisters(NamedTuple):
@@ -71,7 +71,7 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def by_product(self) -> bool:
-        """Whether warpgroups share the keys and differ in what they compute of them."""
+        """Whether warpgroups share keys and differ in products (by_product.py)."""
         return self.wide and not self.attend_adds
 
     @cached_property
@@ -87,18 +87,18 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def persistent(self) -> bool:
-        """Whether a CTA takes further key tiles. Those of a fixed order wait for each other, so all have to run."""
+        """Whether a CTA does several key tiles. Not for deterministic gradients: their CTAs wait for each other."""
         return not self.by_product and not self.deterministic
 
     @cached_property
     def values_first(self) -> bool:
-        """Whether a tile begins with dV, not dP, and hands dS over when dK has begun: no product waits for loads and
-        stores. At head dim 64 P and dS are 32 registers each, which move before such products: 3 to 6 % slower."""
+        """Whether a query tile begins with dV, not dP, and hands dS over after dK has begun, so that no product waits
+        for loads and stores. At head dim 64 that is 3 to 6 % slower: P and dS, 32 registers each, are moved first."""
         return self.padded > 64
 
     @cached_property
     def widths_qk(self) -> tuple[int, ...]:
-        """Columns of the parts in which products take Q and K."""
+        """Widths of the column parts in which products take Q and K."""
         return box_widths(self.padded_qk) if self.attend_adds else product_widths(self.dim_qk)
 
     @cached_property
@@ -107,12 +107,12 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def key_parts(self) -> int:
-        """Warpgroups' shares of the keys."""
+        """Warpgroups that divide the keys."""
         return 1 if self.by_product else CONSUMERS
 
     @cached_property
     def ds_stages(self) -> int:
-        """Slots of the dS ring, and buffers of dQ."""
+        """Slots of the dS ring."""
         return 1 if self.by_product else STAGES
 
     @cached_property
@@ -129,19 +129,19 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def attending(self) -> tuple[str, ...]:
-        """The roles of the warpgroups that attend."""
+        """The roles that compute dK and dV."""
         return ("weigh", "derive") if self.by_product else tuple(f"attend {wg}" for wg in range(CONSUMERS))
 
     @cached_property
     def dq_buffers(self) -> int:
-        """Buffers of dQ on its way to global memory."""
+        """Buffers from which TMA adds dQ to global memory."""
         return CONSUMERS if self.attend_adds else min(self.ds_stages, self.dq_parts)
 
     @cached_property
     def dq_copies(self) -> int:
-        """A turn takes more than a tile's time (1.3 of it, H100), and CTAs arrive at a tile as many tiles apart as the
-        keys of a CTA have query tiles. One is too few for one sum, so two sums share the CTAs; so they do where all
-        CTAs begin at the same tile, the heads of a large group side by side."""
+        """Sums of dQ among which deterministic CTAs are divided. A turn takes 1.3 times as long as a query tile (H100),
+        and CTAs reach a dQ tile `block_n / block_m` query tiles apart. If that is 1, turns of one sum would delay them,
+        so there are two; also where heads of a large group run side by side and begin at the same tile."""
         together = self.side_by_side and not self.mirrored
         return 2 if self.deterministic and (together or self.block_n < 2 * self.block_m) else 1
 
@@ -182,35 +182,35 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def out_bytes(self) -> int:
-        """Of memory through which dV and dK leave, and nothing else."""
+        """Bytes that only stage dV and dK; 0 if other buffers do."""
         return 0 if self.wide else self.key_bytes(self.padded)
 
 
 def add_in_attend(dim_qk: int, dim_v: int) -> bool:
-    """Whether attending warpgroups have registers for dK and dV of 64 keys above head dim 128, and for dQ, too. Not
-    with two parts of dQ, one a warpgroup: the assembler then waits after every product."""
+    """Whether attending warpgroups add dQ: above head dim 128 if registers hold dK and dV of 64 keys beside dQ. Not up
+    to 128, with two parts of dQ: the assembler then waits after every product."""
     return dim_qk > 128 and sum(DQ_COLUMNS * -(-dim // DQ_COLUMNS) for dim in (dim_qk, dim_v)) <= SUM_COLUMNS
 
 
 def box_widths(padded: int) -> tuple[int, ...]:
-    """Columns of the parts where tiles are boxes of as many."""
+    """Widths of column parts that are TMA boxes."""
     return (DQ_COLUMNS,) * (padded // DQ_COLUMNS)
 
 
 def product_widths(dim: int) -> tuple[int, ...]:
-    """Columns of the parts in which products take a head dim, powers of two: 192 are 128 and 64. None has 256, which
-    the assembler does not have in a kernel of 512 threads."""
+    """Widths of the column parts in which products take a head dim, powers of two: 192 is 128 and 64. At most 128: a
+    kernel of 512 threads has no registers for products of 256 columns."""
     return next(widths for widths in ((64,), (64, 32), (128,), (128, 64), (128, 128)) if dim <= sum(widths))
 
 
 def reads_place(score: Hashable) -> bool:
-    """Whether the score of this key is no function of q·k alone."""
+    """Whether a score depends on more than q·k: on indices or captured tensors."""
     read = reads(score)
     return bool(read.tensors or read.symbols - {"s"})
 
 
 def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choice:
-    """The choice for the gradients of a dense or ragged `problem`."""
+    """Chooses for the gradients of a dense or ragged `problem`."""
     config, why = choose_config(problem, deterministic)
     return key_tile_choice(problem, config, why, target)
 

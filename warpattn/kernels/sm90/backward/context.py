@@ -1,4 +1,4 @@
-"""Shared memory of the Hopper backward."""
+"""Shared memory of Hopper's backward kernel."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -18,30 +18,30 @@ class Rings:
 
     k: StagedPipeline  # one slot of `key_parts` tiles: [parts, 1, 64, 1, D]
     v: StagedPipeline
-    q: StagedPipeline  # [stages, 1, M, 1, D]; each tile in boxes of the columns where there are several
+    q: StagedPipeline  # [stages, 1, M, 1, D]; a tile is several boxes where a box has fewer columns
     do: StagedPipeline
     ds: StagedPipeline  # [stages * parts, 64, M]: keys by queries
-    p: StagedPipeline  # the same, from `weigh` to `derive`; the ring of dS where there is none
-    out: gl.base_value  # `key_parts` tiles of dV or dK [1, 64, 1, D]; none where they leave through V and Q, or dQ's
-    shift: gl.shared_memory_descriptor  # [stages, 1, M] fp32, of the Q slots
-    delta: gl.shared_memory_descriptor  # of the dO slots
+    p: StagedPipeline  # [stages, 64, M], from `weigh` to `derive`; without these roles the ring of dS
+    out: gl.base_value  # staging of dV and dK: `key_parts` tiles [1, 64, 1, D]; V's slot where other buffers serve
+    shift: gl.shared_memory_descriptor  # [stages, 1, M] fp32 beside the Q slots: what S starts with
+    delta: gl.shared_memory_descriptor  # [stages, 1, M] fp32 beside the dO slots: what dP starts with
     dq: gl.shared_memory_descriptor  # [dq_buffers, 1, M, dq_cols] fp32
-    ordered: gl.base_value  # `OrderedRings` where additions have a fixed order
+    ordered: gl.base_value  # `OrderedRings` if gradients are deterministic, else None
     visits: gl.shared_memory_descriptor  # [VISITS * FIELDS, 1] int32
 
 
 @gluon.aggregate
 class OrderedRings:
-    """Between `reduce` and the roles of `ordered.py`."""
+    """Rings between roles that add dQ and `ordered.py`."""
 
-    dq: gl.base_value  # from `reduce` to `add`, where there are such roles
-    turns: StagedPipeline  # [stages * TURN_FIELDS, 1] int32, tiles whose turn has come: from `turn` to who adds
-    added: StagedPipeline  # the same of tiles that have been added to: from there to `pass`
+    dq: gl.base_value  # from `reduce` to `add`; None without these roles
+    turns: StagedPipeline  # [stages * TURN_FIELDS, 1] int32: tiles whose turn has come, from `turn` to who adds dQ
+    added: StagedPipeline  # [stages * TURN_FIELDS, 1] int32: tiles that were added to, from who adds dQ to `pass`
 
 
 @gluon.jit
 def make_ordered_rings(dq, config: gl.constexpr):
-    """The rings through which dQ [buffers, 1, M, cols] is added in turns."""
+    """Makes the rings for additions in a fixed order; `dq`: buffers."""
     topology: gl.constexpr = config.topology
     ring = None
     fills: gl.constexpr = 4 * len(config.adds) if config.attend_adds else 1
@@ -56,7 +56,7 @@ def make_ordered_rings(dq, config: gl.constexpr):
 
 @gluon.jit
 def make_turns(arrivals: gl.constexpr, fills: gl.constexpr):
-    """A ring of tiles of dQ by name."""
+    """Makes a ring whose slots name dQ tiles."""
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     smem = gl.allocate_shared_memory(gl.int32, [STAGES * TURN_FIELDS, 1], plain)
     return make_pipeline(smem, arrivals, STAGES, TURN_FIELDS, fills=fills)
@@ -64,7 +64,7 @@ def make_turns(arrivals: gl.constexpr, fills: gl.constexpr):
 
 @gluon.jit
 def make_rings(config: gl.constexpr):
-    """Allocate shared memory and initialise every barrier."""
+    """Allocates shared memory, initialises barriers."""
     dtype: gl.constexpr = element_type(config.element)
     rows: gl.constexpr = config.rows
     block_m: gl.constexpr = config.block_m
@@ -103,7 +103,7 @@ def make_rings(config: gl.constexpr):
     return Rings(
         make_pipeline(k, empty_arrivals(topology, "K"), 1, parts * boxes_qk),
         make_pipeline(v, empty_arrivals(topology, "V"), 1, parts * boxes_v),
-        make_pipeline(q, empty_arrivals(topology, "Q"), STAGES, boxes_qk, fills=2),  # its bytes, and the visit
+        make_pipeline(q, empty_arrivals(topology, "Q"), STAGES, boxes_qk, fills=2),  # bytes of Q, and the visit
         make_pipeline(do, empty_arrivals(topology, "dO"), STAGES, boxes_v),
         ds,
         p,

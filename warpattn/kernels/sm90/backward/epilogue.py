@@ -1,4 +1,4 @@
-"""dV or dK of 64 keys through shared memory that holds a tile as wide."""
+"""Epilogue of Hopper's backward: stores dV and dK of 64 keys by TMA."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -11,7 +11,7 @@ from ..layouts import element_type
 
 @gluon.jit
 def store_keys(ctx, rows, sums, widths: gl.constexpr, smem, part: gl.constexpr):
-    """Start writing sums, parts of the columns of 64 keys, to keys `part` and on of the CTA's; TMA clips keys and
+    """Stores sums [64, D], given in parts of the columns, to the CTA's keys from `part` on. TMA clips keys and
     columns past the end."""
     keys = ctx.keys
     dtype: gl.constexpr = element_type(ctx.config.element)
@@ -26,8 +26,8 @@ def store_keys(ctx, rows, sums, widths: gl.constexpr, smem, part: gl.constexpr):
 
 @gluon.jit
 def store_boxes(ctx, dv, dk, wg: gl.constexpr):
-    """Start writing dV and dK of the warpgroup's 64 keys, in parts of 64 columns, through the halves of its buffer of
-    dQ; the next write to it waits for them."""
+    """Stores dV and dK of the warpgroup's 64 keys in parts of 64 columns, alternately through the two halves of
+    its dQ buffer. The next write to that buffer waits for them."""
     halves = half_tiles(ctx, wg)
     wait_copies()  # of dQ
     for i in gl.static_range(len(dv)):
@@ -38,7 +38,7 @@ def store_boxes(ctx, dv, dk, wg: gl.constexpr):
 
 @gluon.jit
 def store_box(ctx, rows, sums, smem, number: gl.constexpr, wg: gl.constexpr):
-    """Start writing one part, once TMA has read the one before the last."""
+    """Stores one part, once TMA has read what its half of the buffer held."""
     keys = ctx.keys
     cols: gl.constexpr = smem.shape[-1]
     tma.store_wait(1)
@@ -51,7 +51,7 @@ def store_box(ctx, rows, sums, smem, number: gl.constexpr, wg: gl.constexpr):
 
 @gluon.jit
 def half_tiles(ctx, wg: gl.constexpr):
-    """A warpgroup's buffer of dQ as two tiles of dV or dK, each of 64 columns."""
+    """A warpgroup's dQ buffer, viewed as two tiles of dV or dK with 64 columns each."""
     config: gl.constexpr = ctx.config
     dtype: gl.constexpr = element_type(config.element)
     box: gl.constexpr = tile_box(config.rows, config.dq_cols, config.ragged)
@@ -61,6 +61,6 @@ def half_tiles(ctx, wg: gl.constexpr):
 
 @gluon.jit
 def wait_copies():
-    """TMA has read what is on its way: the warpgroup may write to that shared memory again."""
+    """Waits until TMA has read all that is being stored: its memory may be overwritten."""
     tma.store_wait(0)
     gl.barrier()

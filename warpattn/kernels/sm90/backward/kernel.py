@@ -1,4 +1,4 @@
-"""Hopper backward: gradients of 128 keys of a head, and what they add to the queries that see them; then the next keys.
+"""The roles of Hopper's backward kernel: dK and dV of 128 keys, and their part of dQ; then of the next keys.
 
 load (1 warp)        K, V; Q, dO by TMA ──▶ rings                               (nvidia/backward/load.py)
 attend 0, 1          S, P, dP, dS; dV and dK in registers; dS ──▶ ring          (attend.py, epilogue.py)
@@ -6,8 +6,8 @@ attend 0, 1          S, P, dP, dS; dV and dK in registers; dS ──▶ ring    
     and derive       dP, dS; dK in registers; dS ──▶ ring
 reduce               dQ = dS · K, added in fp32 by TMA                          (reduce.py)
     or attend 0, 1   the same, where there is no `reduce`                       (add.py)
-turn, add, pass      for deterministic gradients: add dQ of `reduce` in a fixed order, or have the
-                     attending warpgroups add in it (1 warp each)               (ordered.py)
+turn, add, pass      for deterministic gradients: CTAs add dQ in a fixed order (1 warp each;
+                     no `add` where attending warpgroups add)                   (ordered.py)
 """
 
 from triton.experimental import gluon
@@ -35,7 +35,7 @@ def attend_1(ctx):
 
 @gluon.jit
 def start_roles(ctx):
-    """Run every role in its warps; the topology lists them in this order."""
+    """Runs every role in its warps; the topology lists them in the same order."""
     config: gl.constexpr = ctx.config
     workers: gl.constexpr = config.topology.workers
     gl.warp_specialize(

@@ -1,14 +1,14 @@
-"""Three warps by which CTAs add to a tile of dQ in a fixed order, while all other roles go on as if there were none.
+"""Three warps that make CTAs add to a dQ tile in a fixed order (deterministic gradients); other roles do not wait.
 
       turn     waits for the CTA's turn at a tile, up to two tiles ahead    ── turns ─▶ add
       reduce   dQ = dS · K                                                  ── dQ ────▶ add
       add      adds dQ by TMA, and waits until it has arrived               ── added ─▶ pass
-      pass     a fence of all memory, and the counter
+      pass     fences all memory, and increments the counter
 
-A turn passes through L2: the addition of up to 32 KB, the fence, the counter and a poll that sees it take about as
-long as a tile. In `reduce` they follow its product, so that a tile takes both; here none of them is in a tile's way
-unless the CTA before is late. Each has a warp of its own: the next turn is waited for while the last one is passed, and
-the next tile is added while the fence of the last one waits.
+A turn passes from CTA to CTA through L2: adding up to 32 KB, the fence, the counter and the poll that sees it take
+about as long as a tile. In `reduce` that time would add to each tile's product; in warps of their own it delays a tile
+only if the previous CTA is late. There are three warps so that `turn` can wait for the next turn while `pass` passes
+the last one, and `add` can add the next tile while the fence of `pass` waits.
 """
 
 from triton.experimental import gluon
@@ -23,8 +23,8 @@ from ...pieces.scheduler import put_field
 
 @gluon.jit
 def turn_role(ctx):
-    """Wait for the turn of every visited tile, in the order of the visits."""
-    state = consumer_state(STAGES)  # of Q, with which visits come
+    """Waits for the CTA's turn at every visited tile, in the order of the visits."""
+    state = consumer_state(STAGES)  # of the Q ring, whose slots name the visits
     turn_state = producer_state(STAGES)
     more = gl.to_tensor(True)
     while more:
@@ -41,7 +41,7 @@ def turn_role(ctx):
 
 @gluon.jit
 def add_role(ctx):
-    """Add dQ of every tile whose turn has come."""
+    """Adds dQ of every tile whose turn has come."""
     turns, added = ctx.rings.ordered.turns, ctx.rings.ordered.added
     state = consumer_state(STAGES)
     added_state = producer_state(STAGES)
@@ -61,7 +61,7 @@ def add_role(ctx):
 
 @gluon.jit
 def pass_role(ctx):
-    """Pass the turn of every tile that has been added to."""
+    """Passes on the turn of every tile that was added to."""
     added = ctx.rings.ordered.added
     state = consumer_state(STAGES)
     head, row = get_tile(added, state)
@@ -74,7 +74,7 @@ def pass_role(ctx):
 
 @gluon.jit
 def add_parts(ctx, state, head, row, turn):
-    """Add a tile in parts of the columns, each given back as soon as TMA has read it; the state of the slot behind."""
+    """Adds a tile in parts of the columns; releases each buffer once TMA has read it. Returns the next slot's state."""
     config: gl.constexpr = ctx.config
     ring = ctx.rings.ordered.dq
     parts: gl.constexpr = config.dq_parts
@@ -94,7 +94,7 @@ def add_parts(ctx, state, head, row, turn):
 
 @gluon.jit
 def put_tile(ring, state, head, row, turn):
-    """Name a tile and the CTA's turn at it to the next role."""
+    """Sends a tile and the CTA's turn at it to the next role."""
     full = ring.producer_acquire(state)
     put_field(ring.tile(state, 0), head)
     put_field(ring.tile(state, 1), row)
@@ -104,14 +104,14 @@ def put_tile(ring, state, head, row, turn):
 
 @gluon.jit
 def get_tile(ring, state):
-    """(head, first row) of the next tile, in the kernels' own numbers; a row of -1: none follows."""
+    """(head, first row) of the next tile, as `put_tile` sent it; a row of -1: none follows."""
     ring.consumer_wait(state)
     return field_of_warp(ring.tile(state, 0)), field_of_warp(ring.tile(state, 1))
 
 
 @gluon.jit
 def visit_of_warp(ctx, state):
-    """The visit of a slot of Q, as `read_visit` has it; called by one warp."""
+    """`read_visit` for a Q slot, called by one warp."""
     first = (state.index + STAGES * state.phase) * FIELDS
     slots = ctx.rings.visits
     row, h = field_of_warp(slots.index(first)), field_of_warp(slots.index(first + 1))
@@ -121,5 +121,5 @@ def visit_of_warp(ctx, state):
 
 @gluon.jit
 def field_of_warp(slot):
-    """Read one field; called by one warp."""
+    """Reads one field; called by one warp."""
     return gl.max(slot.load(gl.BlockedLayout([1], [32], [1], [0])), 0)

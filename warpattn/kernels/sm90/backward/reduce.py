@@ -1,7 +1,7 @@
-"""Warpgroup of the Hopper backward that owns dQ: products with dS of both attending warpgroups, added by TMA.
+"""The warpgroup of Hopper's backward that computes dQ = dSᵀ · K from both attending warpgroups' dS and adds it by TMA.
 
-It keeps the product of 128 keys out of the attending warpgroups, which never wait for each other: one multiplies
-while the other computes P or dS. A tile's columns go in parts, one after the other, through two buffers.
+Because it computes this product, the attending warpgroups never wait for each other: one multiplies while the other
+computes P or dS. It adds a tile in parts of the columns, one after the other, through up to two buffers.
 """
 
 from triton.experimental import gluon
@@ -21,7 +21,7 @@ from .attend import held_tile
 
 @gluon.jit
 def reduce_role(ctx):
-    """Add dQ of every visited tile of every key tile to global memory, or hand it over to `add`."""
+    """Adds dQ of every visited query tile of every key tile to global memory, or hands it over to `add`."""
     state = consumer_state(ctx.config.ds_stages)
     added = producer_state(ctx.config.dq_buffers)
     visit_state = consumer_state(STAGES)
@@ -37,7 +37,7 @@ def reduce_role(ctx):
 
 @gluon.jit
 def add_tiles(ctx, state, visit_state, added, held):
-    """Add dQ of every visited tile of a key tile; the states of the slots behind."""
+    """Adds dQ of every visited query tile of a key tile; returns the states of the next slots."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     rings.k.consumer_wait(held)
@@ -64,7 +64,7 @@ def add_tiles(ctx, state, visit_state, added, held):
 
 @gluon.jit
 def start_query_gradients(ctx, state, part: gl.constexpr):
-    """Start dQ = dSᵀ · K [M, dq_cols] of the columns of a part."""
+    """Starts dQ = dSᵀ · K [M, dq_cols] for a part of the columns."""
     config: gl.constexpr = ctx.config
     cols: gl.constexpr = part_columns(config, part)
     dq = gl.zeros([config.block_m, cols], gl.float32, accumulator_layout(cols))
@@ -80,13 +80,13 @@ def start_query_gradients(ctx, state, part: gl.constexpr):
 
 @gluon.constexpr_function
 def part_columns(config, part):
-    """Columns of dQ that a part computes."""
+    """Number of columns of part `part` of dQ."""
     return min(config.dq_cols, sum(config.widths_qk) - part * config.dq_cols)
 
 
 @gluon.jit
 def add_columns(ctx, dq, visit, part: gl.constexpr):
-    """Add a part's columns through a buffer, once TMA has read what it held."""
+    """Adds a part of dQ by TMA through a buffer, once TMA has read what it held."""
     config: gl.constexpr = ctx.config
     smem = ctx.rings.dq.index(part % config.dq_buffers)
     tma.store_wait(config.dq_buffers - 1)
@@ -98,7 +98,7 @@ def add_columns(ctx, dq, visit, part: gl.constexpr):
 
 @gluon.jit
 def hand_over_columns(ctx, dq, state, part: gl.constexpr):
-    """A part's columns to `add`; the state of the slot behind."""
+    """Hands a part of dQ to `add`; returns the next slot's state."""
     ring = ctx.rings.ordered.dq
     ring.producer_acquire(state)
     store_columns(ctx, dq, ring.tile(state), part)
@@ -108,11 +108,11 @@ def hand_over_columns(ctx, dq, state, part: gl.constexpr):
 
 @gluon.jit
 def store_columns(ctx, dq, smem, part: gl.constexpr):
-    """Write a part's columns where TMA reads them."""
+    """Writes a part of dQ to shared memory, for TMA."""
     config: gl.constexpr = ctx.config
     tile = smem.reshape([config.block_m, config.dq_cols])
     cols: gl.constexpr = part_columns(config, part)
-    if cols < config.dq_cols:  # TMA adds no columns behind the head dim
+    if cols < config.dq_cols:  # TMA adds no columns past the head dim
         tile = tile.slice(0, cols, dim=1)
     tile.store(dq)
     fence_async_shared()

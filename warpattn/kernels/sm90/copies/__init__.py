@@ -1,1 +1,1 @@
-"""Hopper: 16-bit copies of keys and values that prefill reads in their place, in whole tiles."""
+"""Hopper: a launch before prefill that copies K and V to 16 bits and pages of 128 keys."""

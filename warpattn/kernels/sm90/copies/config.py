@@ -1,4 +1,4 @@
-"""When prefill on Hopper reads copies of keys and values. Nothing in this file imports Triton."""
+"""Decides when Hopper's prefill reads copies of K and V, for its planner. This file imports no Triton."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from warpattn.quantized import ROW_BLOCKS
 
 from ..arguments import COPIED_KEYS
 
-LATER = (None, "tensor", "head")  # scales that join the softmax scale and the output's factor
-# Rows of queries that see a key, from which on copies take less time (bench/notes.md 236): of 8 bits, of small pages.
+LATER = (None, "tensor", "head")  # scales that prefill folds into the softmax scale and the factor of the output
+# With so many query rows per key, copies of 8-bit keys and of keys in small pages pay off (bench/notes.md, 236).
 CONVERTED_ROWS, PAGED_ROWS = 1024, 4096
-MOST_COLUMNS = 128  # of a step: 64 registers a thread in 16 bits
-MOST_BYTES = 512 * 2**20  # of the copies
+MOST_COLUMNS = 128  # columns copied at a time: 64 registers a thread in 16 bits
+MOST_BYTES = 512 * 2**20  # size limit of all copies
 WHY = "enough rows of queries see each key: keys and values are copied once, before, in 16 bits and in whole tiles"
 
 
 def copies(problem: Problem, options: PlanOptions) -> bool:
-    """Whether keys and values are copied before prefill: those of 8 bits, which would be converted in each tile, and
-    those of small pages. What a batch-invariant row reads must not depend on the other sequences."""
+    """Whether K and V are copied before prefill: 8-bit ones, which each query tile would convert again, and small
+    pages. Not for batch-invariant results: the other sequences must not decide what a row reads."""
     small = 0 < problem.page_size < COPIED_KEYS
     if not options.copies or options.batch_invariant or problem.q_dtype is not None or problem.rope:
         return False
@@ -35,40 +35,40 @@ def copies(problem: Problem, options: PlanOptions) -> bool:
     if problem.kv_dtype is None:
         return small and seeing_rows(problem) >= PAGED_ROWS and copied_bytes(problem) <= MOST_BYTES
     if problem.dtype != torch.bfloat16 and any(map(of_token, problem.scales)):
-        return False  # a factor of a token may exceed fp16
+        return False  # a token's scale may exceed fp16
     return seeing_rows(problem) >= CONVERTED_ROWS and copied_bytes(problem) <= MOST_BYTES
 
 
 def of_token(scale: str | int | None) -> bool:
-    """Whether scales of this kind are factors of tokens, which copies have in them."""
+    """Whether scales of this kind belong to tokens; copies are already multiplied by them."""
     return scale not in LATER
 
 
 @dataclass(frozen=True)
 class CopiedRows:
-    """Rows of keys or of values, as the kernel copies them."""
+    """Compile-time description of the K or V rows that the kernel copies."""
 
-    cols: int  # a power of two from the head dim on
+    cols: int  # head dim rounded up to a power of two
     paged: bool
-    scaled: bool = False  # by factors of tokens
-    columns: int = 0  # that share a factor; 0: all
-    shared: int = 1  # tokens that share them
+    scaled: bool = False  # multiplied by scales of tokens
+    columns: int = 0  # columns that share a scale; 0: all
+    shared: int = 1  # tokens that share a scale
 
     @property
     def width(self) -> int:
-        """Columns of a step: at most what registers hold."""
+        """Columns copied at a time: those of a scale, or what registers hold."""
         return self.columns or min(self.cols, MOST_COLUMNS)
 
 
 def copied_rows(dim: int, paged: bool, scale: str | int | None) -> CopiedRows:
-    """Those of a head dim, with a scale of this kind."""
+    """The `CopiedRows` of a head dim with a scale of this kind."""
     cols = max(16, 1 << (dim - 1).bit_length())
     columns = scale if isinstance(scale, int) else 0
     return CopiedRows(cols, paged, of_token(scale), columns, ROW_BLOCKS.get(scale, 1) if isinstance(scale, str) else 1)
 
 
 def seeing_rows(problem: Problem) -> float:
-    """Rows of queries that see a key, about, in a sequence of the mean length."""
+    """Approximate number of query rows that see each key, at mean length."""
     several = problem.batch if problem.ragged_queries else 1
     queries = problem.seq_q / max(several, 1)
     keys = problem.seq_k / several if problem.kind == "ragged" else problem.seq_k
@@ -77,7 +77,7 @@ def seeing_rows(problem: Problem) -> float:
 
 
 def copied_bytes(problem: Problem) -> int:
-    """Of the copies of all keys and values that there may be."""
+    """Bytes of the copies if every sequence has its maximum length."""
     keys = problem.seq_k * (1 if problem.kind == "ragged" else problem.batch)
     return 2 * keys * problem.heads_kv * (problem.dim_qk + problem.dim_v)
 
@@ -89,7 +89,7 @@ def of_copies(problem: Problem) -> Problem:
 
 
 def over_copies(choice: Choice, config: Any, problem: Problem) -> Choice:
-    """The choice of `of_copies` with another configuration, and what it says of the copies."""
+    """`choice` of `of_copies(problem)`, with `config`, and lines about copies."""
     return replace(choice, config=config, lines=partial(_lines, choice, problem), reasons=(*choice.reasons, WHY))
 
 

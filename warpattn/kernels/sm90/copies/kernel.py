@@ -1,11 +1,11 @@
-"""Before prefill on Hopper: copies of keys and values in 16 bits and in whole tiles, each made once.
+"""The kernel that runs before prefill on Hopper and copies K and V, once, to 16 bits and whole key tiles.
 
-Prefill reads each key again for every tile of queries: 8 bits would be converted every time (prefill/eight_bit/
-convert.py), and pages of few keys take as many boxes of TMA. Where many rows see each key, making copies and reading
-them takes less time. e4m3 and e5m2 are exact in fp16 and in bf16, and scales of a tensor or head are multiplied in
-later, in fp32. Those of tokens go into copies of bf16, whose range they fit, and round each element once.
+Prefill reads each key once for every query tile. Each time it would convert 8-bit keys (prefill/eight_bit/convert.py)
+or load a small page with a TMA box of its own, so where many rows see each key, copying first takes less time. fp16 and
+bf16 hold e4m3 and e5m2 exactly; prefill applies scales of a tensor or head later, in fp32. Scales of tokens are
+multiplied into bf16 copies, whose range they fit; this rounds each element once.
 
-      pages, or rows of sequences  ──▶  [ places of 128 keys, head, 128, dim ]        one program: a head of a place
+      pages, or rows of sequences  ──▶  [ places of 128 keys, head, 128, dim ]        one program per place and head
 """
 
 from triton.experimental import gluon
@@ -13,14 +13,14 @@ from triton.experimental.gluon import language as gl
 
 from ..arguments import COPIED_KEYS
 
-KEYS = gl.constexpr(COPIED_KEYS)  # of a program
+KEYS = gl.constexpr(COPIED_KEYS)  # keys of a program
 RUN = gl.constexpr(8)  # elements of a load
 WARPS = gl.constexpr(4)
 
 
 @gluon.aggregate
 class Place:
-    """Keys `first` to `end`, KEYS at most, of a head of sequence `b`; `row` has the first one's copy."""
+    """The keys of a program: `first` to `end`, at most KEYS, of a head of sequence `b`; `row`: the first one's copy."""
 
     b: gl.tensor
     head: gl.tensor
@@ -33,9 +33,9 @@ class Place:
 def copy_kernel(
     k, v, k_out, v_out, index, shape, k_kind: gl.constexpr, v_kind: gl.constexpr, ragged: gl.constexpr
 ):  # fmt: skip
-    """k, v: `CopySource`. k_out, v_out: of 16 bits, (batch, heads, keys, dim), or (places, heads, KEYS, dim) of pages.
-    index: `CopyIndex`. shape: `CopyShape`. k_kind, v_kind: `CopiedRows`. ragged: sequences have differently many
-    queries. Grid: (places of all sequences, key heads, keys and values)."""
+    """Copies K and V. k, v: `CopySource`. k_out, v_out: 16 bits, (batch, heads, keys, dim), or with pages (places,
+    heads, KEYS, dim). index: `CopyIndex`. shape: `CopyShape`. k_kind, v_kind: `CopiedRows`. ragged: sequences differ in
+    their numbers of queries. Grid: (places of all sequences, key heads, 2: K and V)."""
     number, head = gl.program_id(0), gl.program_id(1)
     b = number // shape.places
     first = (number - b * shape.places) * KEYS
@@ -56,7 +56,7 @@ def copy_kernel(
 
 @gluon.jit
 def keys_of(b, index, shape, paged: gl.constexpr, ragged: gl.constexpr):
-    """Keys of sequence `b`, 0 where it has too few queries for prefill."""
+    """Number of keys of sequence `b`; 0 if it has too few queries for prefill."""
     keys = shape.keys
     if paged:
         keys = gl.minimum(gl.load(index.lengths + b), keys)
@@ -68,7 +68,7 @@ def keys_of(b, index, shape, paged: gl.constexpr, ragged: gl.constexpr):
 
 @gluon.jit
 def copy_rows(source, out, place, index, shape, runs, kind: gl.constexpr):
-    """The rows of a place, RUN * `runs` columns each, in the dtype of `out`, times the factors of their tokens."""
+    """Copies the rows of a place, RUN * `runs` columns each, to `out` and its dtype, times the scales of tokens."""
     width: gl.constexpr = kind.width
     lanes: gl.constexpr = min(width // RUN, 32)
     layout: gl.constexpr = gl.BlockedLayout([1, RUN], [32 // lanes, lanes], [WARPS, 1], [1, 0])
@@ -91,7 +91,7 @@ def copy_rows(source, out, place, index, shape, runs, kind: gl.constexpr):
 
 @gluon.jit
 def loaded(places, inside, shape: gl.constexpr, layout: gl.constexpr):
-    """Elements of 16 bits, or fp16 of 8 bits; 0 outside."""
+    """Loads 16-bit elements, or 8-bit ones as fp16; 0 where not `inside`."""
     stored: gl.constexpr = places.dtype.element_ty
     if stored.primitive_bitwidth == 8:
         none = gl.zeros(shape, gl.int8, layout).to(stored, bitcast=True)
@@ -102,7 +102,7 @@ def loaded(places, inside, shape: gl.constexpr, layout: gl.constexpr):
 
 @gluon.jit
 def factors(scale, outer, row, head, step: gl.constexpr, there, kind: gl.constexpr):
-    """Factors [KEYS] of the tokens' block number `step` of columns."""
+    """Loads the tokens' scales [KEYS] for block number `step` of columns."""
     at = outer.to(gl.int64) * scale.outer + (row // kind.shared).to(gl.int64) * scale.row + head * scale.head
     if kind.columns > 0:
         at += step * scale.block
@@ -111,7 +111,7 @@ def factors(scale, outer, row, head, step: gl.constexpr, there, kind: gl.constex
 
 @gluon.jit
 def source_of(b, key, there, index, shape, paged: gl.constexpr):
-    """(batch entry or page, row) of keys [KEYS] of sequence `b`, read where they are `there`."""
+    """(batch entry or page, row) of `key` [KEYS] of sequence `b`; page numbers are read only where `there`."""
     if paged:
         entry = index.table + b.to(gl.int64) * index.table_stride + key // shape.page_size
         page = gl.load(entry, mask=there, other=0)

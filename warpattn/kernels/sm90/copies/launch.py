@@ -1,4 +1,4 @@
-"""The launch before prefill that copies keys and values. Nothing in this file imports Triton."""
+"""Makes the launch before prefill that copies K and V. This file imports no Triton."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .config import copied_rows, of_token
 
 
 class Copied(NamedTuple):
-    """A call over copies, and what makes them."""
+    """A call over copies, and their launch."""
 
     x: Operands
     sequence: Sequence
@@ -29,8 +29,8 @@ class Copied(NamedTuple):
 
 
 def copied(x: Operands, sequence: Sequence, least_q: int = 1) -> Copied:
-    """The operands and the sequence of a call with copies of its keys and values, in the dtype of its queries. Those of
-    pages have pages of COPIED_KEYS, and none for ragged sequences with fewer than `least_q` queries."""
+    """Operands and sequence of a call with copies of its K and V, in the dtype of its queries. Copies of a paged cache
+    have pages of COPIED_KEYS; ragged sequences with fewer than `least_q` queries are not copied."""
     if isinstance(sequence, PagedRagged):
         index = CopyIndex.of(sequence.kv, sequence.cu_q.contiguous())
         paged, fields, launch = _of_pages(x, sequence.kv, index, least_q)
@@ -48,7 +48,7 @@ def copied(x: Operands, sequence: Sequence, least_q: int = 1) -> Copied:
 
 
 def _of_pages(x: Operands, kv: PagedKV, index: CopyIndex, least_q: int) -> tuple[Operands, dict[str, Any], Launch]:
-    """The operands with copies of a cache's pages, the fields of a cache that holds these, and the launch."""
+    """(operands with copies of a cache's pages, changed fields of the `PagedKV`, the launch)."""
     page_size, heads = x.k.shape[1:3]
     keys = kv.block_table.shape[1] * page_size
     places, batch = -(-keys // COPIED_KEYS), len(kv.block_table)
@@ -63,13 +63,13 @@ def _of_pages(x: Operands, kv: PagedKV, index: CopyIndex, least_q: int) -> tuple
 
 
 def _scales(x: Operands, sequence: Sequence) -> dict[str, tuple[Tensor, Tensor | None]]:
-    """Keys and values with the factors of their tokens, None where they have none."""
+    """K and V by field name, each with its scales if they are of tokens, else None."""
     pairs = {"k_scale": (x.k, sequence.k_scale), "v_scale": (x.v, sequence.v_scale)}
     return {name: (y, s if of_token(granularity(s, y.shape)) else None) for name, (y, s) in pairs.items()}
 
 
 def _without_factors(x: Operands, sequence: Sequence) -> dict[str, None]:
-    """Fields of a sequence whose factors the copies have in them."""
+    """Scale fields that the copies include, set to None."""
     return {name: None for name, (_, scale) in _scales(x, sequence).items() if scale is not None}
 
 

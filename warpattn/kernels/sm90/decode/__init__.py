@@ -1,1 +1,1 @@
-"""Decode on Hopper: few query tokens over dense or paged keys."""
+"""Decode on Hopper: few query tokens attend to dense or paged keys."""

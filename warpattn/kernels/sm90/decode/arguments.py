@@ -1,4 +1,4 @@
-"""Named tuples that launches of decode and latent attention hand to their kernels, see `sm90.arguments`."""
+"""Named tuples that launches pass to the kernels of decode and latent attention (MLA), see `sm90.arguments`."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ class DecodeShape(NamedTuple):
     """Sizes of the problem, int32. A row tile is a tile of query rows of one sequence."""
 
     batch: Any
-    tokens: Any  # query tokens of a sequence; of a ragged one at most, others are left out
+    tokens: Any  # query tokens of a sequence; ragged sequences with more are skipped
     total: Any  # query tokens of all ragged sequences
-    capacity: Any  # most keys of a sequence
+    capacity: Any  # maximum keys of a sequence
     heads: Any  # key heads
     group: Any  # query heads per key head
     tiles: Any  # row tiles of a key head
-    pages: Any  # of the cache
+    pages: Any  # pages of the cache
     page_size: Any
-    splits: Any  # equal parts of a head, or
-    whole: Any  # heads of a CTA: an `EvenCut`
-    prefetched: Any = 0  # key tiles of a CTA whose keys it prefetches, in decode
+    splits: Any  # `EvenCut.splits`: equal parts of a head
+    whole: Any  # `EvenCut.whole`: heads of a CTA
+    prefetched: Any = 0  # key tiles that a CTA of decode prefetches to L2
 
 
 class MappedRows(NamedTuple):
-    """Keys or values (batch or page, row, head, dim) that TMA reads."""
+    """K or V (batch or page, row, head, dim) that TMA reads."""
 
     desc: Any
 
 
 class ScaledRows(NamedTuple):
-    """8-bit keys or values (batch or page, row, head, dim) that TMA reads, and their scale with its strides: 0 for
-    the dimensions that it does not have."""
+    """8-bit K or V (batch or page, row, head, dim) that TMA reads, and the scales with their strides, 0 for dimensions
+    that they do not have."""
 
     desc: Any
     scale: Any  # float*
@@ -42,8 +42,8 @@ class ScaledRows(NamedTuple):
 
 
 class ColumnScaledRows(NamedTuple):
-    """8-bit rows as `ScaledRows`; `block`: stride from the scale of one block of columns to the next, 0 where they have
-    the same."""
+    """`ScaledRows` whose tokens may have a scale per block of columns; `block`: the stride between those, 0 if all
+    columns share one."""
 
     desc: Any
     scale: Any  # float*
@@ -54,7 +54,7 @@ class ColumnScaledRows(NamedTuple):
 
 
 class MappedLatents(NamedTuple):
-    """Rotary parts that TMA reads; latents and rotary parts as rows of memory, which mla/recompute.py reads."""
+    """The TMA descriptor of rotary parts; for mla/recompute.py also pointers to latents and rotary parts."""
 
     desc: Any
     latents: Any  # StridedRows
@@ -65,14 +65,14 @@ class ScaledQueries(NamedTuple):
     """8-bit queries (batch, token, head, dim) and their scale."""
 
     pointer: Any
-    outer: Int64  # strides as of a `StridedRows`
+    outer: Int64  # strides as in `StridedRows`
     row: Int64
     head: Int64
     scale: Any  # ScaleRows
 
 
 class KeyIndex(NamedTuple):
-    """Lengths, pages and queries of the sequences."""
+    """Key lengths, block table and query offsets of the sequences."""
 
     lengths: Any  # int32* (batch,)
     table: Any  # int32* (batch, row of `table_stride`)
@@ -81,10 +81,10 @@ class KeyIndex(NamedTuple):
 
 
 class PartialResults(NamedTuple):
-    """The workspace of a launch."""
+    """The workspace of partial outputs."""
 
     o: Any  # float* (slots, rows, cols)
     denominators: Any  # int64* (slots, rows), packed
-    rows: Any  # of a slot, int32
+    rows: Any  # rows of a slot, int32
     tickets: Any  # int32* (heads,): finished parts of each head, 0 between launches
-    heads: Any  # int32* (heads, 2): parts of each head and where the first is, for the combining kernel
+    heads: Any  # int32* (heads, 2): (number of parts, place of the first) of each head, for the combining kernel

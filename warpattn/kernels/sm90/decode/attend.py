@@ -1,8 +1,8 @@
-"""Consumer warpgroup of the Hopper decode kernel: softmax over the key tiles of each item, products on 64 rows.
+"""The consumer warpgroup of Hopper's decode kernel for 64 query rows (attend_swap_ab.py: for 8 or 16).
 
-for every item:   queries to shared memory, then per key tile   Q·K(i+1)  P·V(i) ‖ softmax(i+1)
+for every work item:   queries to shared memory, then per key tile   Q·K(i+1)  P·V(i) ‖ softmax(i+1)
 
-Before a product, hidden values are taken out of the key tiles that have any (finite.py), by the row tile's span:
+Before P·V, hidden NaN and infinite values are removed from V tiles (finite.py); the row tile's span says where to look:
 
       keys   first ···· full_lo ················ full_hi ···· last
        cleared │   seen by some │ seen by all │ seen by some │ cleared
@@ -27,7 +27,7 @@ from .schedule import item_at, next_item
 
 @gluon.jit
 def attend_role(ctx):
-    """Attend for every item of this CTA's range."""
+    """Does every work item of this CTA's range."""
     config: gl.constexpr = ctx.config
     k_state = consumer_state(config.stages)
     v_state = consumer_state(config.stages)
@@ -54,13 +54,13 @@ def attend_role(ctx):
 
 @gluon.jit
 def load_queries(ctx, item):
-    """The item's queries [rows, D] to shared memory for the tensor core; rows and columns past the end are 0."""
+    """Copies queries [rows, D] to shared memory; rows and columns past the end are 0."""
     config: gl.constexpr = ctx.config
     lanes: gl.constexpr = min(config.padded_qk // 8, 32)
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [4, 1], [1, 0])
     at, there, _ = query_elements(ctx, item, layout)
     q = gl.load(at, mask=there, other=0.0)
-    gl.barrier()  # all warps have read the queries of the item before
+    gl.barrier()  # all warps have read the previous item's queries
     ctx.rings.q.store(q)
     fence_async_shared()
     gl.barrier()
@@ -68,7 +68,7 @@ def load_queries(ctx, item):
 
 @gluon.jit
 def first_keys(ctx, s, item, k_state, v_state):
-    """Softmax of an item's first scores."""
+    """The state after the first key tile, whose scores are `s`."""
     config: gl.constexpr = ctx.config
     s = decode_scores(ctx, s, item, item.begin)
     softmax, p = start_softmax(ctx, s)
@@ -78,7 +78,7 @@ def first_keys(ctx, s, item, k_state, v_state):
 
 @gluon.jit
 def start_keys(ctx, k_state):
-    """Start S = Q·Kᵀ with the K tile of a slot, whose head dim is one part; the result may be read after a wait."""
+    """Starts S = Q·Kᵀ with the K tile of a slot; S may be read after a wait."""
     config: gl.constexpr = ctx.config
     k_tile = ctx.rings.k.tile(k_state).reshape([config.block_n, config.padded_qk])
     return start_scores((ctx.rings.q,), (k_tile,), config)
@@ -92,7 +92,7 @@ def value_tile(ctx, v_state):
 
 @gluon.jit
 def advance_keys(ctx, state, item, i):
-    """Key tile number `i`: start Q·K(i) and P·V(i-1), then the softmax of i beside P·V(i-1)."""
+    """Does key tile number `i`: starts Q·K(i) and P·V(i-1), and computes the softmax of i while P·V(i-1) runs."""
     state = wait_values(ctx, state, item, i - 1)
     ctx.rings.k.consumer_wait(state.k)
     s = start_keys(ctx, state.k)
@@ -104,7 +104,7 @@ def advance_keys(ctx, state, item, i):
 
 @gluon.jit
 def wait_values(ctx, state, item, i):
-    """The state when the values of key tile number `i` have arrived, without hidden ones that are not finite."""
+    """Waits for V of key tile number `i` and removes hidden NaN and infinite values; returns the new state."""
     ctx.rings.v.consumer_wait(state.v)
     o = without_hidden(ctx, state.o[0], value_tile(ctx, state.v), item, i, 0)
     return Progress((o,), state.p, state.softmax, state.k, state.v)
@@ -112,8 +112,8 @@ def wait_values(ctx, state, item, i):
 
 @gluon.jit
 def without_hidden(ctx, o, tile, item, i, axis: gl.constexpr):
-    """The output `o` of an item before the values of key tile number `i` are added, a `tile` [N, Dv] in shared memory
-    that a product may then read. Rows are along `axis` of `o`."""
+    """Zeroes hidden values in the V `tile` [N, Dv] of key tile number `i`, so that P·V may read it. Adds values that
+    are not finite to `o` in the rows that see them. Returns `o`, whose rows are along `axis`."""
     config: gl.constexpr = ctx.config
     if config.schedule.has_lengths or ctx.mods.keep is not None:
         if item.number(i) < item.row_tile.span.masked:
@@ -136,8 +136,8 @@ def without_hidden(ctx, o, tile, item, i, axis: gl.constexpr):
 
 @gluon.jit
 def with_nonfinite(ctx, o, tile, item, first, axis: gl.constexpr):
-    """`o` plus what is not finite in a tile of values, keys `first` and on, in the rows that see it; 0 in the tile
-    afterwards."""
+    """Adds NaN and infinities of a V tile, whose first key is `first`, to `o` in the rows that see them; zeroes them in
+    the tile."""
     row_tile = item.row_tile
     row = gl.arange(0, o.shape[axis], gl.SliceLayout(1 - axis, o.type.layout)).expand_dims(1 - axis)
     rows = rows_of(ctx, item, row)
@@ -157,8 +157,8 @@ def with_nonfinite(ctx, o, tile, item, first, axis: gl.constexpr):
 
 @gluon.jit
 def decode_scores(ctx, s, item, i):
-    """Score function on the products with key tile number `i` and, if the tile is masked, the mask and the end of the
-    keys."""
+    """Applies the score function to `s` = Q·Kᵀ of key tile number `i` and, if the tile is masked, the mask and the end
+    of the sequence."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = accumulator_layout(config.block_n)
     row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))[:, None]
@@ -168,8 +168,8 @@ def decode_scores(ctx, s, item, i):
 
 @gluon.jit
 def visible_scores(ctx, s, item, i, row, key):
-    """The same for scores of any shape; rows `row` of the item's tile and keys `key` of the key tile broadcast to
-    it."""
+    """`decode_scores` for scores of any shape, to which `row` (of the item's tile) and `key` (of the key tile)
+    broadcast."""
     config: gl.constexpr = ctx.config
     row_tile = item.row_tile
     first = item.key_tile(i) * config.block_n

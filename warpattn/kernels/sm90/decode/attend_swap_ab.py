@@ -1,16 +1,16 @@
-"""Consumer warpgroup of the Hopper decode kernel with swap-AB: keys and values are the left operands.
+"""The consumer warpgroup of Hopper's decode kernel with swap-AB: K and V are the left operands of the products.
 
-The left operand of a wgmma has at least 64 rows, the right one 8 columns. With 4 query heads on a key head, 60 of 64
-rows of queries would be padding: multiplied, exponentiated, and paid for with power (the SM clock of an H200 falls from
-1980 to 1545 MHz). So the operands change places, and all products and scores are transposed; R rows are 8 or 16:
+The left operand of a wgmma has at least 64 rows, the right one at least 8 columns. With 4 query heads per key head, 60
+of 64 query rows would be padding: multiplied, exponentiated, and paid for with power (the SM clock of an H200 falls
+from 1980 to 1545 MHz). So the operands swap, and scores and outputs are transposed; R, the query rows, is 8 or 16:
 
       Sᵀ [N, R]  =  K [N, D]  · Qᵀ [D, R]       K in shared memory as loaded, its rows on the left
       Oᵀ [Dv, R] += Vᵀ [Dv, N] · P [N, R]       V as loaded, read by columns; P goes through shared memory
 
-Each warp has its own keys of a row's scores, but P·V sums over all keys, so all four warps need the same reference
-maximum. They agree once a tile, at a barrier that also votes whether any warp has a score that exceeds the reference by
-more than 2^8 (pieces/softmax.py); only then do they take the maximum of all. Each thread keeps its part of the sums
-until the item ends. The warpgroup waits for each product at once: products are short, and leave little to do meanwhile.
+Each warp has the scores of its own keys, but P·V sums over all keys, so the four warps need the same reference maximum.
+Once a tile they vote, at a barrier, whether any score exceeds the reference by more than 2^8 (pieces/softmax.py); only
+then do they compute the maximum over all warps. Each thread keeps its part of the row sums until the item ends. The
+warpgroup waits for each product immediately: products are short and leave little to overlap.
 """
 
 from triton.experimental import gluon
@@ -49,7 +49,7 @@ class SwapAbProgress:
 
 @gluon.jit
 def attend_swap_ab_role(ctx):
-    """Attend for every item of this CTA's range."""
+    """Does every work item of this CTA's range."""
     config: gl.constexpr = ctx.config
     k_state = consumer_state(config.stages)
     v_state = consumer_state(config.stages)
@@ -78,7 +78,7 @@ def attend_swap_ab_role(ctx):
 
 @gluon.jit
 def load_rows(ctx, item):
-    """The item's queries to shared memory; returns the scaling of its products if keys have 8 bits."""
+    """Copies the item's queries to shared memory; returns the `Scaling` of its products if keys have 8 bits."""
     if ctx.config.eight_bit is not None:
         return load_scaled_queries(ctx, item)
     else:
@@ -87,7 +87,7 @@ def load_rows(ctx, item):
 
 @gluon.jit
 def whole_output(ctx, state, scaling):
-    """The state of an item after its last key, with the output in units and order of the values."""
+    """The state after an item's last key; with 8 bits, O is put in column order and multiplied by V's scale."""
     if ctx.config.eight_bit is not None:
         o = in_order(state.o, ctx.config) * scaling.output
         return SwapAbProgress(o, state.m, state.l, state.k, state.v)
@@ -97,7 +97,7 @@ def whole_output(ctx, state, scaling):
 
 @gluon.jit
 def no_keys(config: gl.constexpr, k_state, v_state):
-    """State before the first key of an item."""
+    """The state before an item's first key."""
     layout: gl.constexpr = accumulator_layout(config.rows)
     o = gl.zeros([config.padded_v, config.rows], gl.float32, layout)
     m = gl.full([config.rows], LOWEST, gl.float32, gl.SliceLayout(0, layout))
@@ -108,7 +108,7 @@ def no_keys(config: gl.constexpr, k_state, v_state):
 
 @gluon.jit
 def attend_keys(ctx, state, p_tiles, item, i, scaling):
-    """Key tile number `i`: scores, softmax, and their part of the output."""
+    """Does key tile number `i`: scores, softmax, and P·V."""
     ctx.rings.k.consumer_wait(state.k)
     s = key_scores(ctx, state.k, scaling)
     ctx.rings.k.consumer_release(state.k)
@@ -128,8 +128,8 @@ def attend_keys(ctx, state, p_tiles, item, i, scaling):
 
 @gluon.jit
 def raised(ctx, s, m, l):
-    """(references [R] that no score `s` [N, R] exceeds, the sums `l` under them, the exponents [R] of references `m`
-    under them)."""
+    """Raises the references `m` [R] to the maximum of scores `s` [N, R]. Returns (the new references, the sums `l`
+    rescaled to them, base-2 exponents [R] of the old references relative to the new)."""
     top = gl.maximum(m, gl.max(s, 0))
     step = exponent_step(ctx, m, top)
     alpha = gl.convert_layout(gl.exp2(step), gl.SliceLayout(0, gl.SliceLayout(1, l.type.layout)))
@@ -138,9 +138,9 @@ def raised(ctx, s, m, l):
 
 @gluon.jit
 def attend_scaled_tokens(ctx, state, p_tiles, item, scaling):
-    """The state after all key tiles of an item if tokens have scales of their own. A value's scale is part of its
-    weight's exponent, and weights have a reference of their own, `most` above m, so that none exceeds fp16 whatever
-    scales are. Where blocks of the values' columns have scales, each has weights of its own.
+    """Does all key tiles of an item if tokens have scales. A value's scale is added to its weight's exponent; so that
+    no weight exceeds fp16, whatever the scales, weights of P·V have a reference of their own, `most` (in exponents
+    above m). If each block of V's columns has a scale, each block has its own weights and reference.
     """
     blocks: gl.constexpr = len(p_tiles)
     most = ()
@@ -165,9 +165,9 @@ def attend_scaled_tokens(ctx, state, p_tiles, item, scaling):
 
 @gluon.jit
 def exponents_within(ctx, s, v_exponents, most, m, l, o, rescale: gl.constexpr):
-    """(exponents [N, R] of scores `s`; references `most` of each block's weights and `m` of scores, sums `l` and output
-    `o` under them). Where a weight, or one with its value's scale, exceeds the headroom, references rise, and `rescale`
-    multiplies the output by factors [R] of each block.
+    """Returns (exponents [N, R] of scores `s`, most, m, l, o). Where a weight, with or without its value's scale, would
+    exceed the headroom, it raises the references `m` of scores and `most` of each block's weights first, and rescales
+    the sums `l` and, with `rescale`, the output `o`.
     """
     x = exponents(ctx, s, m[None, :])
     if any_exceeds(furthest(x, v_exponents, most)):
@@ -180,14 +180,14 @@ def exponents_within(ctx, s, v_exponents, most, m, l, o, rescale: gl.constexpr):
 
 @gluon.jit
 def with_scale(x, v_exponents):
-    """Exponents `x` [N, R] plus those of the values' scales [N]; hidden keys stay at -inf."""
+    """Exponents `x` [N, R] plus the exponents [N] of V's scales; hidden keys stay at -inf."""
     return gl.where(x == -float("inf"), x, x + v_exponents[:, None])
 
 
 @gluon.jit
 def furthest(x, v_exponents, most):
-    """How far exponents `x` [N, R], or those with the scales of a block's values above its reference [R], are above 0.
-    NaN of hidden keys drops out of a maximum."""
+    """The larger of exponents `x` [N, R] and, over all blocks, `x` plus the exponent of V's scale minus the block's
+    reference. `maximum` ignores the NaN of hidden keys."""
     beyond = x
     for part in gl.static_range(len(most)):
         beyond = gl.maximum(beyond, x + v_exponents[part][:, None] - most[part][None, :])
@@ -196,8 +196,8 @@ def furthest(x, v_exponents, most):
 
 @gluon.jit
 def raised_weights(x, v_exponents, most, step):
-    """(references [R] of each block that no exponent `x` [N, R] with its values' scales exceeds; factors from those of
-    `most` to them), after the reference of scores has moved by `step` [R]."""
+    """Raises each block's reference `most` [R] to the maximum of `x` [N, R] with V's scales, after the reference of
+    scores has moved by `step` [R]. Returns (new references, factors [R] for the blocks' outputs)."""
     higher = ()
     factors = ()
     for part in gl.static_range(len(most)):
@@ -210,7 +210,7 @@ def raised_weights(x, v_exponents, most, step):
 
 @gluon.jit
 def powers(exponents):
-    """2 to the power of exponents [R], of each block."""
+    """2 to the power of each block's exponents [R]."""
     made = ()
     for part in gl.static_range(len(exponents)):
         made += (gl.exp2(exponents[part]),)
@@ -219,7 +219,7 @@ def powers(exponents):
 
 @gluon.jit
 def value_exponents(ctx, k_state):
-    """Base-2 exponents [N] of the values' scales in a slot, of each block of columns with scales of its own."""
+    """log2 of V's scales [N] in a slot, a tuple with an entry per block of columns that has scales."""
     blocks: gl.constexpr = ctx.config.scale_blocks("v")
     if blocks == 1:
         return (gl.log2(token_scales(ctx, ctx.rings.scales.v, k_state, "v")),)
@@ -232,8 +232,8 @@ def value_exponents(ctx, k_state):
 
 @gluon.jit
 def add_values(ctx, state, p, o, p_tiles, item, i):
-    """O [Dv, R] plus the product of the values of key tile number `i` and weights `p` [N, R], of each block of the
-    values' columns with scales of its own; releases the values."""
+    """Adds Vᵀ·P of key tile number `i` to O [Dv, R] and releases the V slot. `p`: weights [N, R], one for each block of
+    V's columns that has scales."""
     config: gl.constexpr = ctx.config
     for part in gl.static_range(len(p)):
         p_tiles[part].permute((1, 0)).store(p[part].to(element_type(config.operand)))
@@ -253,7 +253,7 @@ def add_values(ctx, state, p, o, p_tiles, item, i):
 
 @gluon.jit
 def key_scores(ctx, k_state, scaling):
-    """Products [N, R] of the keys of a slot with the queries."""
+    """K·Qᵀ [N, R] of the K tile in a slot; with 8 bits times the scales."""
     config: gl.constexpr = ctx.config
     k_tile = ctx.rings.k.tile(k_state).reshape([config.block_n, config.padded_qk])
     if config.eight_bit is not None:
@@ -266,7 +266,7 @@ def key_scores(ctx, k_state, scaling):
 
 @gluon.jit
 def masked_scores(ctx, s, item, i):
-    """Score function and, if the key tile is masked, the mask and the end of the keys."""
+    """Applies the score function to `s` [N, R] and, if the key tile is masked, the mask and the sequence end."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = s.type.layout
     row = gl.arange(0, config.rows, gl.SliceLayout(0, layout))[None, :]
@@ -276,8 +276,8 @@ def masked_scores(ctx, s, item, i):
 
 @gluon.jit
 def thread_sum(x):
-    """[N, R] accumulator -> [warps, 8, R]: the sum of each thread's part of a column. A thread has rows 8 apart and,
-    of 4 warps, 64 apart, a warp 16 rows of every 64, a lane one of 8."""
+    """Sums each thread's elements in a column of an accumulator [N, R]: [warps, 8, R]. Of every 64 rows (4 warps), a
+    warp holds 16, and a thread two of those, 8 apart."""
     warps: gl.constexpr = warps_of(x.type.layout)
     parts = x.reshape([x.shape[0] // (16 * warps), warps, 2, 8, x.shape[1]])
     return gl.sum(gl.sum(parts, 2), 0)
@@ -285,10 +285,10 @@ def thread_sum(x):
 
 @gluon.jit
 def any_exceeds(x):
-    """Whether any exponent x [N, R] of the role is above the headroom; all of its warps get the same answer."""
+    """Whether any exponent x [N, R] exceeds the headroom; all warps of the role get the same answer."""
     warps: gl.constexpr = warps_of(x.type.layout)
     quads = x.reshape([x.shape[0] // (16 * warps), warps, 2, 8, x.shape[1] // 8, 4, 2])
-    top = gl.max(gl.max(gl.max(gl.max(quads, 6), 4), 2), 0)  # [warps, 8, 4], one a thread
+    top = gl.max(gl.max(gl.max(gl.max(quads, 6), 4), 2), 0)  # [warps, 8, 4], one element a thread
     return gl.inline_asm(vote_asm(warps), "=r,f,f", [top, gl.full_like(top, HEADROOM)], gl.int32) != 0
 
 
@@ -300,6 +300,6 @@ def warps_of(layout):
 
 @gluon.constexpr_function
 def vote_asm(warps):
-    """PTX for a vote of so many warps on named barrier 15 of the block (the compiler has 0 to 7)."""
+    """PTX for a vote of `warps` warps on named barrier 15 (the compiler uses 0 to 7)."""
     vote = f"barrier.cta.red.or.pred b, 15, {32 * warps}, a;"
     return f"{{ .reg .pred a, b; setp.gt.f32 a, $1, $2; {vote} selp.b32 $0, 1, 0, b; }}"

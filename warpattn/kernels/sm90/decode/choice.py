@@ -1,4 +1,4 @@
-"""The Hopper decode kernel of a problem: its configuration and grid, and why."""
+"""Chooses configuration and grid of Hopper's decode kernel for a problem, with reasons."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from .config import LEAST_BOX, REGISTERS, DecodeConfig, LengthSums, Overlap, Sch
 
 MAX_TOKENS = 16
 MANY_KEYS = 512  # with fewer dense keys the prefill kernel is faster
-SM_SMEM = 233_472  # 228 KiB of an SM, of which every resident block takes 1 KiB for itself
+SM_SMEM = 233_472  # bytes: 228 KiB an SM, of which every resident CTA reserves 1 KiB
 SLACK = 520  # bytes the compiler adds: alignment of barriers, scratch of reductions (516 at 512 columns)
-WHOLE_HEAD = 1 << 20  # key tiles of a part that holds all keys of a head
+WHOLE_HEAD = 1 << 20  # key tiles of a unit that holds all keys of a head
 INVARIANT_KEYS = 2048  # keys of a part when results must not depend on the rest of the batch
-IN_FLIGHT = 128 * 1024  # bytes of K and V in flight on an SM: with more, SMs finish further apart
+IN_FLIGHT = 128 * 1024  # bytes of K and V in flight on an SM; with more, SMs finish further apart
 DEEP_RING = 192 * 1024  # the same for a ring that fills before the preceding kernel ends
-THROTTLED = 2  # slots of such a ring with copies in flight at a time
-SHORT_ROW = 64  # columns
-INTERLEAVED = 3  # heads of a CTA from which every n-th is faster than n in a row (bench/notes.md)
-SWAP_AB_COLUMNS = (8, 16)  # of products with keys on the left; values must fill their 64 rows
+THROTTLED = 2  # slots of a deep ring with copies in flight at a time
+SHORT_ROW = 64  # columns: up to this padded head dim two CTAs share an SM
+INTERLEAVED = 3  # with so many heads a CTA, taking every n-th is faster than n in a row (bench/notes.md)
+SWAP_AB_COLUMNS = (8, 16)  # query rows of a swap-AB product; the head dim of V must fill its 64 rows
 EIGHT_BIT_COLUMNS = (8, 16, 32)
-EIGHT_BIT_TILE = 16 * 1024  # bytes of K
-TILE_BYTES = 32 * 1024  # of K: with less, a warpgroup meets its barriers too often
-COMBINED = 24 * 1024  # numbers of a head's parts: of more, a second launch takes less time (bench/notes.md 232)
-OVERHEAD = 1  # units of a head beside its keys where lengths may differ
-LONG = 8 << 20  # bytes of keys and values of a CTA from which it is better alone on its SM to the end
-SHORT = 1 << 20  # the same up to which many prefetches would delay the preceding kernel
-PREFETCHED = (16 * 1024, 64 * 1024)  # bytes of keys that an SM prefetches: in short ranges, in others
-PREFETCHED_DEEP = 48 * 1024  # beside a deep ring, in ranges of more than twice `SHORT`
-EVERY_RANGE = 1 << 30  # units
-WIDE_SUMS = 1024  # row tiles of a block where there are more than 128
+EIGHT_BIT_TILE = 16 * 1024  # bytes of an 8-bit K tile on an SM
+TILE_BYTES = 32 * 1024  # bytes of a K tile with swap-AB; with less, a warpgroup meets its barriers too often
+COMBINED = 24 * 1024  # if a head's partial outputs have more numbers, a combining kernel is faster (bench/notes.md 232)
+OVERHEAD = 1  # units that a head counts beside its keys where lengths may differ
+LONG = 8 << 20  # a CTA that reads so many bytes of K and V should not share its SM with the next launch's CTAs
+SHORT = 1 << 20  # with so few, many prefetches would delay the preceding kernel
+PREFETCHED = (16 * 1024, 64 * 1024)  # bytes of keys that an SM prefetches to L2: in short ranges, in longer ones
+PREFETCHED_DEEP = 48 * 1024  # the same beside a deep ring, in ranges of more than twice `SHORT`
+EVERY_RANGE = 1 << 30  # units: every range triggers early
+WIDE_SUMS = 1024  # row tiles of a block (`LengthSums.width`) where there are more than 128
 
 
 class EvenCut(NamedTuple):
-    """Equal parts of a head, and heads of a CTA; one of them is 1."""
+    """An even partition: parts per head, and heads per CTA; one of them is 1."""
 
     splits: int
     whole: int
@@ -58,15 +58,15 @@ def takes(problem: Problem) -> bool:
 
 
 def check_takes(problem: Problem) -> None:
-    """AttentionError for a problem that decode does not take."""
+    """Raises AttentionError for a problem that decode does not take."""
     if not takes(problem):
         rule = f"the decode kernel takes dense or paged keys and 1 to {MAX_TOKENS} query tokens"
         raise AttentionError(f"the problem is {problem.kind} with {problem.seq_q} query tokens; {rule}")
 
 
 def serves(problem: Problem) -> bool:
-    """Whether decode is the kernel of a problem that it takes: many dense keys, paged or 8-bit ones, or latent
-    attention."""
+    """Whether decode is chosen for a problem that it takes: if keys are many, paged or of 8 bits, or attention is
+    latent."""
     few_keys = problem.kind == "dense" and problem.seq_k < MANY_KEYS and problem.kv_dtype is None
     return takes(problem) and (not few_keys or is_latent(problem))
 
@@ -74,7 +74,7 @@ def serves(problem: Problem) -> bool:
 def choose(
     problem: Problem, target: Arch, *, ctas: int | None = None, options: PlanOptions = DEFAULT_OPTIONS
 ) -> Choice:
-    """The choice for a problem that decode `takes`; `ctas` an SM, None: whichever is faster."""
+    """The choice for a problem that decode `takes`. `ctas`: CTAs an SM; None: the faster."""
     check_takes(problem)
     config = tiles_of(problem, ctas)
     if options.kv_ready_before_dependency and not config.gathers:
@@ -87,7 +87,7 @@ def choose(
 
 
 def tiles_of(problem: Problem, ctas: int | None = None) -> DecodeConfig:
-    """The tiles and rings of a problem, before anything is known of its lengths; `ctas` as in `choose`."""
+    """Tiles and rings of a problem, whatever its lengths; `ctas` as in `choose`."""
     rows = problem.seq_q * problem.heads_q // problem.heads_kv
     if problem.kv_dtype is not None:
         return eight_bit_tiles(problem, rows, ctas)
@@ -95,7 +95,7 @@ def tiles_of(problem: Problem, ctas: int | None = None) -> DecodeConfig:
 
 
 def finished(problem: Problem, target: Arch, config: DecodeConfig, grid: int) -> Choice:
-    """The choice of tiles for `grid` CTAs, with the schedule, the combination and the overlap that follow from them."""
+    """The `Choice` of `config` for `grid` CTAs, with the schedule, combination and overlap that follow from both."""
     config = replace(config, schedule=schedule_of(problem, config.schedule))
     config = arranged(config, problem, grid)
     config = replace(config, overlap=overlap_of(config, problem, grid))
@@ -111,11 +111,11 @@ def choose_tiles(
     ctas: int | None = None,
     rows: int = CONSUMER_ROWS,
 ) -> DecodeConfig:
-    """The configuration for a pair of head dims, `page_size` keys a page (0: not paged), `ctas` blocks an SM, and for
-    `rows` rows of queries a key head.
+    """The configuration for a pair of head dims. `page_size`: keys of a page, 0 without pages; `ctas`: CTAs an SM;
+    `rows`: query rows of a key head.
 
-    Two blocks an SM where rows of keys are short, but paged or multiplied with 64 rows of queries: a tile of 64 columns
-    arrives as fast as one warpgroup attends to it, so each CTA's softmax runs beside the other's (bench/notes.md).
+    Head dims up to 64 get two CTAs an SM if keys are paged or there is no swap-AB. A tile of 64 columns arrives as fast
+    as one warpgroup can process it, so the softmax of one CTA should overlap that of another (bench/notes.md).
     """
     wide = max(pad_dim(dim_qk), pad_dim(dim_v))
     box = page_size & -page_size
@@ -125,7 +125,7 @@ def choose_tiles(
     if ctas is None:
         ctas = 2 if wide <= SHORT_ROW and not gathers and (box or not columns) else 1
     largest = max(TILE_BYTES // (element.bytes * wide), CONSUMER_ROWS) if columns else 128 if wide <= 128 else 64
-    block_n = 64 if gathers or ctas > 1 else largest  # pointers of more rows exceed the producer's registers
+    block_n = 64 if gathers or ctas > 1 else largest  # gathers: pointers of more rows exceed the producer's registers
     config = DecodeConfig(OperandFormat(element, dim_qk, dim_v), block_n, 2, box or None, ctas=ctas)
     if columns:
         config = replace(config, swap_ab=SwapAB(columns, next(n for n in (4, 8, 16) if rows <= n)))
@@ -137,8 +137,8 @@ def choose_tiles(
 
 
 def eight_bit_tiles(problem: Problem, rows: int, ctas: int | None = None) -> DecodeConfig:
-    """The configuration for 8-bit keys and values: always swap-AB, whose left operands may be registers. A thread holds
-    its part of a tile's keys or values in 64 of them, with two blocks an SM in 32."""
+    """The configuration for 8-bit K and V: always swap-AB, whose left operands may be in registers. A thread's part of
+    a K or V tile takes 64 registers, or 32 with two CTAs an SM."""
     box = problem.page_size & -problem.page_size
     wide = max(pad_dim(problem.dim_qk), pad_dim(problem.dim_v), CONSUMER_ROWS)
     columns = next((size for size in EIGHT_BIT_COLUMNS if rows <= size), EIGHT_BIT_COLUMNS[-1])
@@ -150,13 +150,13 @@ def eight_bit_tiles(problem: Problem, rows: int, ctas: int | None = None) -> Dec
 
 
 def registers_of(config: DecodeConfig) -> Registers:
-    """Registers of the roles; two blocks of an SM share what one has."""
-    producer = 40 if config.scale_bytes == 0 else 88  # with addresses of scales it spilled: 1.02 for 1.31 (H200)
+    """Registers a thread of the roles; two CTAs of an SM share those of one."""
+    producer = 40 if config.scale_bytes == 0 else 88  # addresses of scales spilled with 40: 1.31 x the time (H200)
     return REGISTERS if config.ctas == 1 else Registers((2 * config.max_registers - producer) // 8 * 8, producer)
 
 
 def most_stages(config: DecodeConfig, in_flight: int = IN_FLIGHT) -> int:
-    """Ring slots that fit beside the queries, for at most `in_flight` bytes on an SM, but two."""
+    """Ring slots that fit in shared memory, at most `in_flight` bytes on an SM; at least two, if they fit."""
     limit = min(SMEM_LIMIT, SM_SMEM // config.ctas - 1024) - SLACK - replace(config, stages=0).private_bytes
     fit = limit // (config.k_bytes + config.v_bytes + config.scale_bytes + 32)
     busy = in_flight // config.ctas // (config.k_bytes + config.v_bytes)
@@ -164,14 +164,14 @@ def most_stages(config: DecodeConfig, in_flight: int = IN_FLIGHT) -> int:
 
 
 def even_cut(heads: int, ctas: int) -> EvenCut:
-    """The cut that keeps `ctas` CTAs busy with `heads` heads of one length."""
+    """The even partition that keeps `ctas` CTAs busy with `heads` heads of equal length."""
     splits = max(1, ctas // max(heads, 1))
     return EvenCut(splits, -(-heads // ctas) if splits == 1 else 1)
 
 
 def shorter_tiles(config: DecodeConfig) -> DecodeConfig:
-    """The same with key tiles and bytes in flight halved, for heads that are split: a CTA's work after its last keys is
-    the tail of the launch, and takes less time for half a tile. Whole heads are faster in longer tiles."""
+    """The config with half as long key tiles and half the bytes in flight, for split heads: the work after a CTA's last
+    keys is the tail of the launch, and is shorter for half a tile. Whole heads are faster with long tiles."""
     if config.eight_bit is not None:
         return replace(config, stages=most_stages(config, IN_FLIGHT // 2))
     if config.swap_ab is None or config.ctas > 1 or config.block_n < 128:
@@ -180,7 +180,7 @@ def shorter_tiles(config: DecodeConfig) -> DecodeConfig:
 
 
 def fitting_tiles(config: DecodeConfig, problem: Problem, target: Arch) -> DecodeConfig:
-    """The same with shorter tiles if heads are split, because there are fewer than CTAs, or are dense and not long."""
+    """The config with shorter tiles if there are fewer heads than CTAs, or if keys are dense and not long."""
     grid = grid_size(config, target)
     whole = head_tiles(problem) >= grid
     short_ranges = problem.kind == "dense" and range_bytes(config, problem, grid) <= LONG
@@ -188,10 +188,9 @@ def fitting_tiles(config: DecodeConfig, problem: Problem, target: Arch) -> Decod
 
 
 def read_before_dependency(config: DecodeConfig) -> DecodeConfig:
-    """The same for keys and values that are ready before the preceding kernel ends. With swap-AB: a deep ring of short
-    tiles, so that CTAs that start early have tiles to read, and a throttle, so that they do not slow down CTAs that
-    still run; then each may in turn trigger its dependents early. With 64 rows products take longer, and shorter tiles
-    would not pay."""
+    """The config for K and V that are ready before the preceding kernel ends. With swap-AB it gets a deep ring of short
+    tiles, so that CTAs that start early have tiles to load, and a throttle, so that they do not slow down CTAs of the
+    preceding kernel; so they can trigger the next launch early. With 64 rows, shorter tiles would not pay."""
     config = replace(config, overlap=Overlap(kv_ready_before_dependency=True))
     if config.swap_ab is None:
         return config
@@ -203,13 +202,13 @@ def read_before_dependency(config: DecodeConfig) -> DecodeConfig:
 
 
 def invariant(config: StreamConfig) -> Schedule:
-    """The schedule with results that do not depend on the rest of the batch."""
+    """The schedule whose results do not depend on the rest of the batch."""
     return replace(config.schedule, invariant=True, unit=max(1, INVARIANT_KEYS // config.block_n))
 
 
 def undivided(config: StreamConfig) -> Schedule:
-    """The same, and results that do not depend on where a sequence is cut into steps either: units are counted from a
-    step's last key, so a head's keys are one unit, of one CTA."""
+    """The schedule whose results also do not depend on how a sequence is cut into steps. Units are counted from the
+    last key of a step, so all keys of a head are one unit, in one CTA."""
     return replace(config.schedule, invariant=True, unit=WHOLE_HEAD)
 
 
@@ -230,7 +229,7 @@ def schedule_of(problem: Problem, schedule: Schedule) -> Schedule:
 
 
 def arranged(config: DecodeConfig, problem: Problem, grid: int) -> DecodeConfig:
-    """The same with the combination of parts and the order of heads for `grid` CTAs."""
+    """The config with the way to combine parts and the order of heads for `grid` CTAs."""
     heads, combine = head_tiles(problem), config.combine
     uniform = config.schedule.sums is None
     if config.swap_ab and uniform:
@@ -244,22 +243,22 @@ def arranged(config: DecodeConfig, problem: Problem, grid: int) -> DecodeConfig:
 
 
 def short_parts(parts: int, config: DecodeConfig) -> int:
-    """Most parts for the shorter code, if an even cut leaves `parts` of a head: a power of two, so that there are few
-    different kernels, and no more than the registers hold."""
+    """`Combine.short_parts` for heads in `parts` equal parts: rounded up to a power of two, so that there are few
+    different kernels, and no more than registers hold."""
     if config.rows > SWAP_AB_COLUMNS[-1]:
-        return 0  # one copy of the code for each block of rows would be long
+        return 0  # the code, repeated for each block of rows, would be long
     return min(1 << max(1, (parts - 1).bit_length()), 32, 4096 // config.padded_v)
 
 
 def interleaves(heads: int, ctas: int) -> bool:
-    """Whether each of `ctas` CTAs is faster with every n-th of `heads` heads of one length."""
+    """Whether CTAs are faster if each takes every n-th of `heads` equally long heads."""
     whole = even_cut(heads, ctas).whole
     return whole >= INTERLEAVED and heads % whole == 0
 
 
 def overlap_of(config: DecodeConfig, problem: Problem, grid: int) -> Overlap:
-    """The overlap of a launch with PDL. A CTA triggers its dependents early if its range is not long, which it decides
-    itself; with throttled reads of pages always, because there it pays for long ranges, too (bench/notes.md)."""
+    """How a launch overlaps its neighbours by PDL. A CTA triggers the next launch early if its range is not long, which
+    it decides itself; with pages and a throttle always, since that pays for long ranges, too (bench/notes.md)."""
     overlap, tile = config.overlap, config.k_bytes + config.v_bytes
     own = range_bytes(config, problem, grid)
     throttled = overlap.max_inflight_stages is not None
@@ -273,52 +272,52 @@ def overlap_of(config: DecodeConfig, problem: Problem, grid: int) -> Overlap:
 
 
 def grid_size(config: DecodeConfig, target: Arch) -> int:
-    """CTAs of a launch. With one on an SM, a multiple of 16: with ranges on all SMs, those of the fullest clusters of
-    SMs (GPCs) finish last (bench/notes.md has the times of three cards)."""
+    """CTAs of a launch. With one CTA an SM, a multiple of 16 that leaves some SMs idle: if all had work, those of the
+    GPCs with the most SMs would finish last (bench/notes.md has the times of three cards)."""
     return alone_on_sms(target) if config.ctas == 1 else target.processors * config.ctas
 
 
 def alone_on_sms(target: Arch) -> int:
-    """CTAs of a launch with one on an SM."""
+    """CTAs of a launch with one CTA an SM."""
     return target.processors // 16 * 16
 
 
 def range_bytes(config: DecodeConfig, problem: Problem, grid: int) -> int:
-    """Bytes of keys and values of each of `grid` CTAs if all sequences are as long as they may be."""
+    """Bytes of K and V that each of `grid` CTAs reads if all sequences have their maximum length."""
     tiles = head_tiles(problem) * problem.seq_k // (config.block_n * grid)
     return tiles * (config.k_bytes + config.v_bytes)
 
 
 def tile_rows(dim_v: int) -> int:
-    """Rows of a tile at most: 64, or, where an accumulator of 64 rows has too few columns, those of swap-AB."""
+    """Maximum rows of a tile: 64, or those of swap-AB where V is too wide for an accumulator of 64 rows."""
     return CONSUMER_ROWS if dim_v <= MOST_VALUES else SWAP_AB_COLUMNS[-1]
 
 
 def row_tiles(problem: Problem) -> int:
-    """Row tiles of a key head, also of latent attention; over 8-bit keys they have 32 rows."""
+    """Row tiles of a key head, also for latent attention; with 8-bit keys a tile has 32 rows."""
     rows = tile_rows(problem.dim_v) if problem.kv_dtype is None else EIGHT_BIT_COLUMNS[-1]
     rows = CONSUMER_ROWS if is_latent(problem) else rows
     return -(-problem.seq_q * problem.heads_q // problem.heads_kv // rows)
 
 
 def head_rows(problem: Problem) -> int:
-    """Rows of queries of a row tile."""
+    """Query rows of a row tile."""
     return min(CONSUMER_ROWS, problem.seq_q * problem.heads_q // problem.heads_kv)
 
 
 def head_tiles(problem: Problem) -> int:
-    """Row tiles of all key heads of the batch: heads, if each has one."""
+    """Row tiles of all key heads of the batch."""
     return problem.batch * row_tiles(problem) * problem.heads_kv
 
 
 def partitions(problem: Problem, config: StreamConfig, grid: int) -> int:
-    """Parts of a head at most."""
+    """Maximum number of parts of a head."""
     tiles = -(-max(problem.seq_k, 1) // config.block_n)
     return -(-tiles // config.schedule.unit) if config.schedule.invariant else min(grid, tiles)
 
 
 def describe(config: DecodeConfig, problem: Problem, grid: int) -> tuple[str, ...]:
-    """The configuration and the work as text; also of an `MlaConfig`."""
+    """The lines of a plan about configuration and work; also for an `MlaConfig`."""
     return (
         f"{config.words}, {config.smem_bytes} bytes of shared memory",
         f"{problem.batch * problem.heads_kv} heads of {row_tiles(problem)} row tiles over {grid} CTAs",
@@ -326,7 +325,7 @@ def describe(config: DecodeConfig, problem: Problem, grid: int) -> tuple[str, ..
 
 
 def explain(config: StreamConfig, target: Arch, grid: int) -> tuple[str, ...]:
-    """Why the keys are partitioned as they are, for `grid` CTAs."""
+    """The reasons for the partition of keys over `grid` CTAs."""
     schedule = config.schedule
     if schedule.unit == WHOLE_HEAD:
         return ("batch invariant, however sequences are cut into steps: one CTA has all keys of a tile of rows",)
@@ -345,7 +344,7 @@ def explain(config: StreamConfig, target: Arch, grid: int) -> tuple[str, ...]:
 
 
 def _own_reasons(config: DecodeConfig) -> tuple[str, ...]:
-    """Why operands, heads and launches are arranged as they are."""
+    """The reasons for swap-AB, order of heads, combination and overlap."""
     reasons: tuple[str, ...] = ()
     if config.swap_ab:
         columns = config.swap_ab.columns
@@ -357,7 +356,7 @@ def _own_reasons(config: DecodeConfig) -> tuple[str, ...]:
 
 
 def _early_start(overlap: Overlap) -> str:
-    """What PDL allows, with the reads of a CTA before it waits for the preceding kernel."""
+    """Says what a CTA does under PDL before it waits for the preceding kernel."""
     most = overlap.max_inflight_stages
     older = f"read older keys{'' if most is None else f', {most} tiles at a time'}"
     reads = [older] if overlap.kv_ready_before_dependency else []
@@ -366,12 +365,12 @@ def _early_start(overlap: Overlap) -> str:
 
 
 def combined(problem: Problem, config: StreamConfig, grid: int) -> int:
-    """Numbers of all parts of a head, about: as many parts as CTAs that a head keeps busy."""
+    """About how many numbers the partial outputs of a head have."""
     most = problem.seq_k if config.schedule.invariant else -(-grid // head_tiles(problem)) + 1
     parts = min(partitions(problem, config, grid), most)
     return parts * head_rows(problem) * config.padded_v
 
 
 def _same_span(reads: Reads) -> bool:
-    """Whether all sequences have the same span, which needs none of the caller's tensors."""
+    """Whether all sequences have the same span: it reads no captured tensors and not the batch index."""
     return not reads.tensors and "b" not in reads.symbols

@@ -1,9 +1,9 @@
-"""Adds up the parts of split heads after the Hopper decode kernel, a few rows at a time.
+"""The kernel that combines partial outputs of split heads after Hopper's decode kernel, a few rows per program.
 
-For many rows a head (speculative decoding, latent attention): the last CTA of a head would read all parts of 64 rows
-alone. The decode kernel leaves how many parts each head has and where they are, so a program of a whole head ends after
-one read. Warps share out many parts, and of few parts a lane has several rows, so that about 16 loads a lane are under
-way. The launch overlaps the end of the one before (PDL).
+It is for heads with many rows (speculative decoding, latent attention), where a head's last CTA would have to read
+all parts of 64 rows alone. The decode kernel stores how many parts each head has and where they are, so a program whose
+head was not split ends after one load. Many parts are divided among warps; with few parts, a lane has several rows; so
+each lane has about 16 loads in flight. The launch overlaps the end of the preceding one (PDL).
 """
 
 from triton.experimental import gluon
@@ -19,7 +19,7 @@ from .schedule import WorkItem, row_tile_at
 
 @gluon.aggregate
 class CombineContext:
-    """The part of a `DecodeContext` that `write_rows` reads."""
+    """The fields of a `DecodeContext` that `write_rows` reads."""
 
     results: Results
     work: gl.tuple  # DecodeShape
@@ -33,8 +33,8 @@ def decode_combine_kernel(
     out, keys, workspace, lse_ptr, sinks_ptr, shape, mask_args,
     config: gl.constexpr, tile: gl.constexpr, functions: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
 ):  # fmt: skip
-    """Arguments as in `decode_kernel`; tile: `CombineTile`. Grid: (row tiles * key heads, programs for its rows, blocks
-    of columns)."""
+    """Arguments as in `decode_kernel`; tile: `CombineTile`. Grid: (row tiles * key
+    heads, programs that share the rows of a head, blocks of columns)."""
     gdc_wait()
     mods = modifiers(functions, mask_args, mask_args)
     stored = key_cache(keys, keys, keys)
@@ -44,7 +44,7 @@ def decode_combine_kernel(
     head = gl.program_id(0) - number * shape.heads
     row_tile = row_tile_at(number, stored, shape, mods, config)
     part = published_part(ctx, row_tile, head)
-    if (part.splits > 1) & (row_tile.units > 0):  # no CTA publishes parts of a row tile without units
+    if (part.splits > 1) & (row_tile.units > 0):  # without units, no CTA has stored `part`
         layout: gl.constexpr = parts_layout(tile)
         block: gl.constexpr = (tile.parts, tile.rows)
         invariant: gl.constexpr = config.schedule.invariant

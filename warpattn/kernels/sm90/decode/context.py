@@ -1,4 +1,4 @@
-"""The value that both roles of the Hopper decode kernel get: tensors, rings, and this CTA's range.
+"""`DecodeContext`, the argument of both roles of Hopper's decode kernel: tensors, rings, and this CTA's range.
 
 A row of a tile is one query: row r of a key head is token r // group of query head  head * group + r % group.
 """
@@ -16,7 +16,7 @@ from ..layouts import element_type, tile_layout
 
 @gluon.aggregate
 class Matrix:
-    """A (batch, tokens, heads, dim) tensor in global memory: strides of the first three in runs of 8 elements."""
+    """A (batch, tokens, heads, dim) tensor in memory: strides of the first three in runs of 8 elements."""
 
     pointer: gl.tensor
     batch: gl.tensor
@@ -32,13 +32,13 @@ class Matrix:
 
 @gluon.jit
 def matrix(rows):
-    """The matrix of a `StridedRows`."""
+    """The `Matrix` of a `StridedRows`."""
     return Matrix(rows.pointer, rows.outer, rows.row, rows.head)
 
 
 @gluon.jit
 def scales_of(rows, config: gl.constexpr):
-    """The scale of a `ScaledQueries`; nothing of queries of 16 bits."""
+    """The scales of 8-bit queries (`ScaledQueries`); () for 16-bit ones."""
     if config.eight_bit is not None and config.eight_bit.queries:
         return rows.scale
     else:
@@ -47,8 +47,8 @@ def scales_of(rows, config: gl.constexpr):
 
 @gluon.aggregate
 class KeyCache:
-    """Keys and values, each a `MappedRows`, or a `StridedRows` if ordinary copies gather the rows; lengths and
-    pages."""
+    """K and V, each a `MappedRows`, or a `StridedRows` if ordinary copies gather the rows; key lengths, block table and
+    query offsets."""
 
     k: gl.tuple
     v: gl.tuple
@@ -56,7 +56,7 @@ class KeyCache:
     table: gl.tensor  # int32* (batch, row of `table_stride`)
     table_stride: gl.tensor
     cu_q: gl.tensor  # int32* (batch + 1,)
-    speculative: gl.constexpr  # reads of lengths and table race with the preceding kernel, see prefetch.py
+    speculative: gl.constexpr  # lengths and table are read while the preceding kernel may write them, see prefetch.py
 
     @gluon.jit
     def speculative_view(self):
@@ -66,43 +66,43 @@ class KeyCache:
 
 @gluon.jit
 def key_cache(k, v, index):
-    """Keys and values of a `KeyIndex`."""
+    """The `KeyCache` of `k`, `v` and a `KeyIndex`."""
     return KeyCache(k, v, index.lengths, index.table, index.table_stride, index.cu_q, False)
 
 
 @gluon.aggregate
 class Results:
-    """Where results go."""
+    """Where results are stored."""
 
     out: Matrix
     lse: gl.tensor  # float* (batch, heads_q, tokens), (heads_q, tokens) if ragged
     sinks: gl.tensor  # float* (heads_q,)
     partials: Partials
     tickets: gl.tensor  # int32* (row tiles, heads): finished parts of a head; 0 between launches
-    heads: gl.tensor  # int32* (row tiles, heads, 2): parts of a head, and the place of the first
+    heads: gl.tensor  # int32* (row tiles, heads, 2): number of parts of a head, and the place of the first
 
 
 @gluon.jit
 def make_results(out, lse, sinks, workspace, config: gl.constexpr):
-    """From a `StridedRows`, two pointers and a `PartialResults`."""
+    """The `Results` of a launch's arguments."""
     partials = Partials(workspace.o, workspace.denominators, workspace.rows, config.padded_v)
     return Results(matrix(out), lse, sinks, partials, workspace.tickets, workspace.heads)
 
 
 @gluon.aggregate
 class DecodeRings:
-    """Shared memory."""
+    """Shared memory of decode."""
 
     k: StagedPipeline  # [stages, 1, N, 1, D]
     v: StagedPipeline  # [stages, 1, N, 1, Dv]
-    q: gl.shared_memory_descriptor  # [rows, D], of the warpgroup alone
-    scales: gl.base_value  # `OfTokens` in slots of keys, each [stages, blocks of columns * N] fp32; () without such
+    q: gl.shared_memory_descriptor  # [rows, D], written and read by the consumer warpgroup
+    scales: gl.base_value  # `OfTokens`, each [stages, blocks of columns * N] fp32, by K slot; () without such scales
 
 
 @gluon.aggregate
 class DecodeContext:
     q: gl.base_value  # Matrix, or `LatentQueries`
-    q_scale: gl.tuple  # ScaleRows of 8-bit queries, else of no field
+    q_scale: gl.tuple  # ScaleRows of 8-bit queries, else ()
     keys: KeyCache
     results: Results
     rings: gl.base_value  # DecodeRings or MlaRings
@@ -119,7 +119,7 @@ class DecodeContext:
 
 @gluon.aggregate
 class Lens:
-    """Lengths of one sequence, by the names that `Modifiers` reads."""
+    """Lengths of one sequence, under the names that `Modifiers` reads."""
 
     seq_q: gl.tensor
     seq_k: gl.tensor
@@ -127,7 +127,7 @@ class Lens:
 
 @gluon.aggregate
 class Rows:
-    """Rows of a tile: sequence, query head [M, 1], token [M, 1], its number in the sequence's tensors [M, 1]."""
+    """Rows of a tile: sequence; query head, token, and the token's row in the sequence's tensors, each [M, 1]."""
 
     b: gl.tensor
     h: gl.tensor
@@ -137,7 +137,7 @@ class Rows:
 
 @gluon.jit
 def rows_of(ctx, item, row):
-    """Rows number `row` of the item's tile, any shape; rows past the last get the last token."""
+    """The `Rows` of row numbers `row`, any shape; those past the last query get the last token."""
     work = ctx.work
     number = item.row_tile.row + row
     token = number // work.group
@@ -148,13 +148,13 @@ def rows_of(ctx, item, row):
 
 @gluon.jit
 def in_tile(ctx, item, row):
-    """Whether rows number `row` of the item's tile are queries."""
+    """Whether row numbers `row` of the item's tile are queries."""
     return item.row_tile.row + row < item.row_tile.tokens * ctx.work.group
 
 
 @gluon.jit
 def query_elements(ctx, item, layout: gl.constexpr):
-    """(pointers to the item's queries [rows, D] in `layout`, whether there are such, their `Rows`)."""
+    """(pointers to the item's queries [rows, D] in `layout`, mask of those that exist, their `Rows`)."""
     config: gl.constexpr = ctx.config
     row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))
     col = gl.arange(0, config.padded_qk, gl.SliceLayout(0, layout))[None, :]
@@ -165,7 +165,7 @@ def query_elements(ctx, item, layout: gl.constexpr):
 
 @gluon.jit
 def make_decode_rings(config: gl.constexpr):
-    """Allocate shared memory and initialise every barrier."""
+    """Allocates shared memory, initialises barriers."""
     dtype: gl.constexpr = element_type(config.stored)
     operand: gl.constexpr = element_type(config.operand)
     k_layout: gl.constexpr = tile_layout(config.block_n, config.padded_qk, dtype)

@@ -1,19 +1,18 @@
-"""Products of 8-bit keys and values: from shared memory to registers as they are, to fp16 there, left operands.
+"""Decode's products with 8-bit K and V: loads them to registers, converts them to fp16, and uses them as left operands.
 
-Every e4m3 and e5m2 value is an fp16 value, and one instruction converts two. A left operand of wgmma may be registers,
-so nothing of 16 bits is written to shared memory: a byte of K or V is written once, by TMA, and read once. What each
-thread must hold is fixed (for 16 columns of the operand two neighbours, and two more 8 columns on), but the order of a
-sum does not matter, nor which row of the result is which. So columns of K and rows of V change places until a thread's
-part is in one piece of memory:
+fp16 holds every e4m3 and e5m2 value, and one instruction converts two. A left operand of wgmma may be in registers, so
+16-bit K and V never go to shared memory. wgmma fixes which elements a thread must hold: of every 16 columns two
+neighbours, and two more 8 columns on. But the order of a sum is free, and so is the order of the result's rows. So
+columns of K and rows of Vᵀ are permuted such that a thread's elements are contiguous in memory:
 
       K [N, D]     row = key        columns of a thread  16 t + 0 … 15 of every 64          one load of 16 bytes
                                     become its  {2 t, 2 t + 1, 2 t + 8, 2 t + 9} of 4 × 16
       Vᵀ [Dv, N]   column = key     rows of a thread     B (8 w + g) + 0 … B - 1, B = Dv / 32   a load of B bytes a key
                                     become its  {g, g + 8} of B / 2 × 64, in warp w
 
-(t = lane mod 4, g = lane div 4.) Queries are stored with their columns in the order of K's, and the output's rows are
-put in order when the item is done. fp16 does not hold all of bf16, so queries of bf16 become fractions of their row's
-power of two, which the scores are multiplied by, together with the keys' scale, as with the scale of queries of 8 bits.
+(t = lane mod 4, g = lane div 4.) Queries are stored with the same permutation of columns, and the output's rows are put
+in order at the end of an item. fp16 does not cover the range of bf16, so bf16 queries are divided by a power of two per
+row; scores are multiplied by that power, or by the scale of 8-bit queries, and by K's scale.
 """
 
 from triton.experimental import gluon
@@ -29,26 +28,26 @@ from .context import query_elements
 class Scaling:
     """Factors of an item's products."""
 
-    scores: gl.tensor  # [R] of scores: the keys' scale times the row's power of two
-    output: gl.tensor  # of the output: the values' scale
+    scores: gl.tensor  # [R] factors of scores: K's scale times each row's power of two or query scale
+    output: gl.tensor  # factor of the output: V's scale
 
 
 @gluon.constexpr_function
 def operand_registers(rows):
-    """Registers of a left operand [64 n, columns] of fp16."""
+    """Registers of a left operand [64 n, columns] in fp16."""
     return gl.DotOperandLayout(0, accumulator_layout(rows), 2)
 
 
 @gluon.constexpr_function
 def doublings(first, end, axis):
-    """Bases first, 2 first, … below `end` on an axis of two."""
+    """Bases first, 2 first, … below `end` of a linear layout, along `axis`."""
     steps = [first << i for i in range((end // first).bit_length() - 1)]
     return [[step, 0] if axis == 0 else [0, step] for step in steps]
 
 
 @gluon.constexpr_function
 def key_bytes(keys, columns):
-    """Registers of a tile of keys [N, D] as it is stored: 16 bytes in a piece."""
+    """Registers in which a K tile [N, D] is loaded: a thread has 16 contiguous bytes at a time."""
     registers = [*doublings(1, 16, 1), [8, 0], *doublings(64, columns, 1), *doublings(64, keys, 0)]
     lanes = doublings(16, 64, 1) + doublings(1, 8, 0)
     return gl.DistributedLinearLayout(registers, lanes, doublings(16, 64, 0), [], [keys, columns])
@@ -56,7 +55,7 @@ def key_bytes(keys, columns):
 
 @gluon.constexpr_function
 def value_bytes(columns, keys):
-    """Registers of a tile of values [Dv, N] as it is stored: Dv / 32 bytes in a piece."""
+    """Registers in which a Vᵀ tile [Dv, N] is loaded: a thread has Dv / 32 contiguous bytes at a time."""
     own = columns // 32
     registers = [*doublings(1, own, 0), [0, 1], [0, 8], *doublings(16, keys, 1)]
     lanes = doublings(2, 8, 1) + doublings(own, 8 * own, 0)
@@ -65,15 +64,15 @@ def value_bytes(columns, keys):
 
 @gluon.jit
 def in_key_order(x):
-    """[M, D] with columns in the order that keys have as operands."""
+    """Permutes the columns of [M, D] to the order that K has as an operand."""
     blocks: gl.constexpr = x.shape[1] // 64
     return x.reshape([x.shape[0], blocks, 4, 4, 2, 2]).permute((0, 1, 3, 4, 2, 5)).reshape([x.shape[0], x.shape[1]])
 
 
 @gluon.jit
 def key_products(ctx, k_tile, k_state):
-    """Products [N, R] of a tile of keys [N, D] with the queries; where blocks of columns have scales of their own, sums
-    of those of each block times its scale."""
+    """K·Qᵀ [N, R] of a K tile [N, D]; where blocks of columns have scales, the sum over blocks of product times scale.
+    """
     config: gl.constexpr = ctx.config
     blocks: gl.constexpr = config.scale_blocks("k")
     if blocks == 1:
@@ -89,7 +88,7 @@ def key_products(ctx, k_tile, k_state):
 
 @gluon.jit
 def keys_product(k_tile, q_tile, config: gl.constexpr):
-    """Products [N, R] of a tile of keys [N, D] with the queries [R, D]."""
+    """K·Qᵀ [N, R] of a K tile [N, D] and queries [R, D]."""
     k = in_key_order(k_tile.load(key_bytes(config.block_n, k_tile.shape[1])).to(gl.float16))
     k = gl.convert_layout(k, operand_registers(config.rows), assert_trivial=True)
     zero = gl.zeros([config.block_n, config.rows], gl.float32, accumulator_layout(config.rows))
@@ -99,8 +98,8 @@ def keys_product(k_tile, q_tile, config: gl.constexpr):
 
 @gluon.jit
 def value_products(v_tile, p_tiles, o, config: gl.constexpr):
-    """O [Dv, R], rows in the order of `in_order`'s argument, plus the product of values [N, Dv] and weights [R, N], of
-    which each block of columns with scales of its own has others."""
+    """Adds Vᵀ·P of a V tile [N, Dv] to O [Dv, R], whose rows are permuted (see `in_order`). `p_tiles`: weights [R, N],
+    one tile for each block of V's columns that has scales."""
     blocks: gl.constexpr = len(p_tiles)
     if blocks == 1:
         return values_product(v_tile, p_tiles[0], o, config)
@@ -116,7 +115,7 @@ def value_products(v_tile, p_tiles, o, config: gl.constexpr):
 
 @gluon.jit
 def rescaled(o, factors):
-    """O [Dv, R] times the factors [R] of each block of its rows."""
+    """Multiplies each block of rows of O [Dv, R] by its factors [R]."""
     blocks: gl.constexpr = len(factors)
     if blocks == 1:
         return o * factors[0][None, :]
@@ -126,7 +125,7 @@ def rescaled(o, factors):
 
 @gluon.jit
 def scaled_blocks(o, factors):
-    """Each block [M, R] of an output times its factors [R]."""
+    """Multiplies each block [M, R] of an output by its factors [R]."""
     made = ()
     for part in gl.static_range(len(o)):
         made += (o[part] * factors[part][None, :],)
@@ -135,7 +134,7 @@ def scaled_blocks(o, factors):
 
 @gluon.jit
 def row_blocks(x, blocks: gl.constexpr):
-    """Blocks of the rows of an accumulator [M, R], each an accumulator; a power of two of them."""
+    """Splits the rows of an accumulator [M, R] into `blocks` accumulators, a power of two of them."""
     layout: gl.constexpr = x.type.layout
     found = (x,)
     doublings: gl.constexpr = blocks.bit_length() - 1
@@ -151,7 +150,7 @@ def row_blocks(x, blocks: gl.constexpr):
 
 @gluon.jit
 def joined(blocks):
-    """The accumulator of such blocks."""
+    """Joins the accumulators that `row_blocks` made."""
     layout: gl.constexpr = blocks[0].type.layout
     found = blocks
     doublings: gl.constexpr = len(blocks).bit_length() - 1
@@ -167,7 +166,7 @@ def joined(blocks):
 
 @gluon.jit
 def values_product(v_tile, p_tile, o, config: gl.constexpr):
-    """O [Dv, R], rows in the order of `in_order`'s argument, plus the product of values [N, Dv] and weights [R, N]."""
+    """Adds Vᵀ·P of values [N, Dv] and weights [R, N] to O [Dv, R], whose rows are permuted (see `in_order`)."""
     columns: gl.constexpr = v_tile.shape[1]
     blocks: gl.constexpr = columns // 64
     v = v_tile.permute((1, 0)).load(value_bytes(columns, config.block_n)).to(gl.float16)
@@ -180,7 +179,7 @@ def values_product(v_tile, p_tile, o, config: gl.constexpr):
 
 @gluon.jit
 def in_order(o, config: gl.constexpr):
-    """The sums [Dv, R] of `value_products` with the values' columns in order."""
+    """The output [Dv, R] of `value_products`, with rows in the order of V's columns."""
     own: gl.constexpr = config.scale_blocks("v")
     blocks: gl.constexpr = config.padded_v // 64 // own
     if own == 1:
@@ -192,7 +191,7 @@ def in_order(o, config: gl.constexpr):
 
 @gluon.jit
 def column_of(row, config: gl.constexpr):
-    """The values' columns that rows [Dv] of the sums of `value_products` have, see `in_order`."""
+    """The column of V that each `row` [Dv] of the output of `value_products` belongs to, see `in_order`."""
     own: gl.constexpr = config.padded_v // config.scale_blocks("v")
     blocks: gl.constexpr = own // 64
     column = (((row // 16 % 4) * 8 + row % 8) * blocks + row % own // 64) * 2 + row // 8 % 2
@@ -201,8 +200,8 @@ def column_of(row, config: gl.constexpr):
 
 @gluon.jit
 def load_scaled_queries(ctx, item):
-    """The item's queries [R, D] to shared memory in fp16, columns in the order of the keys'; rows and columns past the
-    end are 0. Returns the item's `Scaling`."""
+    """Copies queries [R, D] to shared memory in fp16, columns permuted as K's; rows and columns past the end
+    are 0. Returns the item's `Scaling`."""
     config: gl.constexpr = ctx.config
     narrow: gl.constexpr = config.eight_bit.queries
     lanes: gl.constexpr = config.padded_qk // 8
@@ -222,7 +221,7 @@ def load_scaled_queries(ctx, item):
     v_scale = gl.to_tensor(1.0)
     if has_scale(config, "v", "tensor", "head"):
         v_scale = head_scale(ctx.keys.v, item.part.head)
-    gl.barrier()  # all warps have read the queries of the item before
+    gl.barrier()  # all warps have read the previous item's queries
     ctx.rings.q.store(in_key_order(q.to(gl.float16)))
     fence_async_shared()
     gl.barrier()
@@ -231,7 +230,7 @@ def load_scaled_queries(ctx, item):
 
 @gluon.jit
 def query_scales(ctx, rows, ones):
-    """Scales [R] of 8-bit queries, in the layout of `ones`, which they are without any."""
+    """Loads the scales [R] of 8-bit queries; `ones` without any."""
     if ctx.config.eight_bit.scales.q is None:
         return ones
     else:
@@ -242,7 +241,7 @@ def query_scales(ctx, rows, ones):
 
 @gluon.jit
 def fractions(q):
-    """(q [R, D] divided by a power of two of each row, which then has a magnitude of 1 to 2, or 4; the powers [R])."""
+    """(q [R, D] divided by a power of two per row, so that its largest magnitude is 1 to 2, or 4; the powers [R])."""
     top = gl.max(gl.abs(q), 1)
     exponent = (top.to(gl.int32, bitcast=True) >> 23) & 255
     exponent = gl.maximum(gl.minimum(exponent, 253), 1)
@@ -252,7 +251,7 @@ def fractions(q):
 
 @gluon.jit
 def block_scales(ctx, scales, k_state, part: gl.constexpr):
-    """Scales [N] of a block of columns in a slot of [stages, blocks * N]."""
+    """Loads scales [N] of a block of columns from [stages, blocks * N]."""
     keys: gl.constexpr = ctx.config.block_n
     layout: gl.constexpr = gl.SliceLayout(1, accumulator_layout(ctx.config.rows))
     return scales.index(k_state.index).slice(part * keys, keys, 0).load(layout)
@@ -260,7 +259,7 @@ def block_scales(ctx, scales, k_state, part: gl.constexpr):
 
 @gluon.jit
 def token_scales(ctx, scales, k_state, operand: gl.constexpr):
-    """Scales [N] of "k" or "v" in a slot of [stages, N], 1 where tokens have none."""
+    """Loads the scales [N] of "k" or "v" from a slot of [stages, N]; 1 where tokens have none."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = gl.SliceLayout(1, accumulator_layout(config.rows))
     if has_row_scale(config, operand):

@@ -1,13 +1,13 @@
-"""Hopper decode: a few query tokens against long keys, partitioned over all SMs for any lengths.
+"""Hopper decode: a few query tokens attend to long sequences, whose keys are partitioned over all SMs.
 
       producer warp   K, V by TMA ──▶ rings in shared memory                              (load.py)
       warpgroup       wgmma + softmax on 64 rows = tokens × heads of a group              (attend.py)
                       or, with swap-AB, on 8 or 16 rows with keys on the left             (attend_swap_ab.py)
                       whole heads ──▶ output, parts ──▶ workspace, last CTA combines      (output.py, output_swap_ab.py)
 
-The grid is fixed; each CTA computes its range from the lengths on the device (schedule.py). Launched with PDL: may
-start before the preceding kernel ends; waits with griddepcontrol.wait before it touches memory which that kernel may
-write: everything, or, if older keys are ready before, all but those. Until then it prefetches keys to L2 (prefetch.py).
+The grid is fixed; each CTA computes its range of keys from the lengths on the device (schedule.py). With PDL a CTA may
+start before the preceding kernel ends. It prefetches keys to L2 (prefetch.py) and waits with griddepcontrol.wait before
+it touches memory that the preceding kernel may write: all memory, or, with a settled cache, all but older keys.
 """
 
 from triton.experimental import gluon
@@ -26,7 +26,7 @@ from .schedule import my_range
 
 @gluon.jit
 def consumer_role(ctx):
-    """The warpgroup: queries on the left of keys, or on the right."""
+    """The consumer warpgroup, with or without swap-AB."""
     if ctx.config.overlap.kv_ready_before_dependency:
         gdc_wait()
     if ctx.config.swap_ab is not None:
@@ -40,7 +40,7 @@ def decode_kernel(
     k, v, q, out, keys, workspace, lse_ptr, sinks_ptr, scale, shape, mask_args, score_args,
     config: gl.constexpr, functions: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
 ):  # fmt: skip
-    """Attention of a few query tokens.
+    """Attention forward of a few query tokens per sequence.
 
     q, out: `StridedRows`. k, v: `MappedRows`, or `StridedRows` if the config gathers. keys: `KeyIndex`. workspace:
     `PartialResults`. shape: `DecodeShape`. functions: (keep, span, score), see `Modifiers`. Grid: any number of CTAs

@@ -1,8 +1,8 @@
-"""The launches of decode on Hopper: workspace and arguments.
+"""The launches of decode on Hopper, with workspace and arguments.
 
-The workspace has two slots a CTA (or, batch-invariant, one a unit), a ticket for every key head, and where the head's
-parts are. Its size follows from the shapes, not from the lengths, so a captured graph serves every step. Tickets
-are 0 between launches, and two launches that may run at once must not share them.
+The workspace has two slots for each CTA (or, batch-invariant, one for each unit), and for each key head a ticket and
+the place of its parts. Its size follows from shapes, so a captured graph serves every step. Tickets
+are 0 between launches; two launches that may run at once must not share them.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .choice import even_cut, head_rows, head_tiles, partitions, row_tiles
 from .config import DecodeConfig, StreamConfig
 
 COMBINE_ARGUMENTS = ("out", "keys", "workspace", "lse_ptr", "sinks_ptr", "shape", "mask_args")
-PROGRAMS = 2112  # of the combining kernel, if there are rows for so many: 16 for each SM of an H200
+PROGRAMS = 2112  # programs of the combining kernel, if there are enough rows: 16 for each SM of an H200
 
 
 def list_launches(
     checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice
 ) -> tuple[Launch, ...]:
-    """The decode kernel and, if it leaves parts behind, the one that adds them up."""
+    """The decode launch and, if needed, that of the combining kernel."""
     problem, config = checked.problem, choice.config
     rows = config.kept_rows if config.swap_ab else head_rows(problem)
     args = arguments(checked, x, sequence, choice) | {"workspace": workspace(problem, choice, rows, x.q.device)}
@@ -56,10 +56,10 @@ def list_launches(
 
 
 def combine_launch(checked: CheckedCall, config: StreamConfig, args: Mapping[str, Any], ctas: int) -> Launch:
-    """The kernel that adds up parts, after one of `ctas` CTAs with arguments `args`; also of latent attention."""
+    """The launch that combines parts after an attention launch of `ctas` CTAs with `args`; also of latent attention."""
     features, heads = features_of(checked), head_tiles(checked.problem)
     shared = {name: args[name] for name in COMBINE_ARGUMENTS}
-    # The order of a sum is the tile's, and the number of parts an average, which batch invariance must not feel.
+    # The tile decides the order of sums. It follows from a mean number of parts, which batch invariance rules out.
     invariant = CombineTile(min(config.padded_v, MOST_COLUMNS))
     tile = invariant if config.schedule.invariant else combine_tile(config.padded_v, even_cut(heads, ctas).splits)
 
@@ -75,7 +75,7 @@ def combine_launch(checked: CheckedCall, config: StreamConfig, args: Mapping[str
 
 
 def features_of(checked: CheckedCall) -> Features:
-    """What the kernels of a call are compiled for beside their config."""
+    """The compile-time features of a call's kernels, beside their config."""
     return Features(*programs(checked, LARGEST_EXPONENT), checked.problem.has_sinks, checked.problem.has_lse)
 
 
@@ -86,12 +86,12 @@ def options(config: DecodeConfig) -> dict[str, Any]:
 
 
 def workspace(problem: Problem, choice: Choice, rows: int, device: torch.device) -> PartialResults:
-    """The workspace of a launch with `rows` rows a slot; only the tickets have to be 0."""
+    """Allocates the workspace of a launch with `rows` rows a slot; only the tickets have to be 0."""
     config: StreamConfig = choice.config
     heads, slots = head_tiles(problem), 2 * choice.grid[0]
     if config.schedule.invariant:
         parts = partitions(problem, config, 0)
-        slots = heads * parts if parts > 1 else 1  # heads in one piece leave none
+        slots = heads * parts if parts > 1 else 1  # heads that are not split need no slot
     kept = allocate_parts((slots, rows), config.padded_v, device)
     tickets = torch.zeros(heads, dtype=torch.int32, device=device)
     places = torch.empty(heads, 2, dtype=torch.int32, device=device)
@@ -99,7 +99,7 @@ def workspace(problem: Problem, choice: Choice, rows: int, device: torch.device)
 
 
 def arguments(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice) -> dict[str, Any]:
-    """Every argument of the kernel but its workspace; also of latent attention."""
+    """Every argument of the kernel except its workspace; also for latent attention."""
     p = checked.problem
     keys, pages = KeyIndex(None, None, 0, None), p.batch
     if isinstance(sequence, PagedKV | PagedRagged):
@@ -127,6 +127,6 @@ def arguments(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Cho
 
 
 def scaled_rows(x: Tensor, scale: Tensor | None) -> ScaledRows | ColumnScaledRows:
-    """8-bit keys or values with their scale."""
+    """The kernel argument for 8-bit K or V with their scales."""
     rows = scale_rows(x, scale)
     return ColumnScaledRows(x, *rows) if isinstance(rows, ColumnScaleRows) else ScaledRows(x, *rows)

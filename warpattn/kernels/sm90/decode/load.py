@@ -1,10 +1,10 @@
-"""Producer warp of the Hopper decode kernel: streams the keys and values of a CTA's range through their rings.
+"""The producer warp of Hopper's decode kernel: loads the K and V tiles of a CTA's range into their rings.
 
-Scales of tokens arrive with the keys, by asynchronous copies of 4 bytes for which the keys' barrier waits. A tile of a
-paged cache consists of boxes, rows of one page each. The warp reads the page numbers of the next tile
-before it waits for a slot, so that their latency passes meanwhile. It never reads table entries past the end of a
-sequence (it loads the last page again, and the mask hides it), and clamps page numbers to the cache. Ordinary
-asynchronous copies gather pages that no box of 8 rows divides, row by row and one tile at a time: right, not fast.
+Scales of tokens are loaded with the K tile by 4-byte cp.async, which the K slot's full barrier counts, too. A tile of a
+paged cache consists of TMA boxes, each with rows of one page. The warp reads the page numbers of the next tile before
+it waits for a slot, which hides their latency. It never reads table entries past the end of a sequence (it loads the
+last page again, and the mask hides it), and clamps page numbers to the cache. Pages that no box of 8 rows divides are
+gathered row by row with cp.async, one tile at a time, which is slow.
 """
 
 from triton.experimental import gluon
@@ -24,13 +24,13 @@ from ...pieces.scales import has_token_scale, scale_row
 from .context import matrix
 from .schedule import item_at, next_item
 
-# Keys and values that one CTA reads leave L2 before code, queries and tables, which the next launch reads.
+# L2 evicts K and V that only one CTA reads before code, queries and tables, which the next launch reads again.
 STREAMED = gl.constexpr(CachePolicy(l2=FractionalEvictionPolicy("evict_first", 1.0)))
 
 
 @gluon.jit
 def load_role(ctx):
-    """Load every tile of this CTA's range, in order."""
+    """Loads every tile of this CTA's range, in order."""
     config: gl.constexpr = ctx.config
     k_state = producer_state(config.stages)
     v_state = producer_state(config.stages)
@@ -62,8 +62,8 @@ def load_role(ctx):
 
 @gluon.jit
 def wait_before_new_tokens(ctx, item, i):
-    """If older keys are ready before the dependency: wait for the preceding kernel before key tile number `i`, if that
-    has keys of new tokens."""
+    """If older keys are ready before the dependency, waits for the preceding kernel before the first key tile (number
+    `i`) that holds keys of new tokens."""
     config: gl.constexpr = ctx.config
     if config.overlap.kv_ready_before_dependency:
         if (item.key_tile(i) + 1) * config.block_n > item.row_tile.length - item.row_tile.tokens:
@@ -79,7 +79,7 @@ def trigger_tile(ctx, cursor, item):
     units = ctx.end - ctx.start.unit
     last = (cursor.unit + item.part.count >= ctx.end) & (units <= overlap.trigger_max_units)
     earliest = item.begin
-    if overlap.kv_ready_before_dependency:  # it has to wait before it triggers, so it fills the ring first
+    if overlap.kv_ready_before_dependency:  # the CTA must wait before it triggers, so it fills the ring first
         earliest = gl.minimum(item.begin + (config.stages - 1), item.end - 1)
     left = units * config.schedule.unit // overlap.trigger_fraction
     return gl.where(last, gl.maximum(item.end - 1 - left, earliest), -1)
@@ -87,8 +87,8 @@ def trigger_tile(ctx, cursor, item):
 
 @gluon.jit
 def trigger_dependents(config: gl.constexpr, i, trigger):
-    """Trigger the dependent launch after tile `i`, if that is tile `trigger`. It starts on free SMs when every CTA of
-    this launch has triggered it, and relies on the end of all kernels before this one: hence the wait."""
+    """Triggers the dependent launch after tile `i` if that is tile `trigger`. That launch relies on the end of all
+    kernels before this one, so a CTA that may not have waited for them yet waits here."""
     if config.overlap.trigger_max_units > 0:
         if i == trigger:
             if config.overlap.kv_ready_before_dependency:
@@ -98,7 +98,7 @@ def trigger_dependents(config: gl.constexpr, i, trigger):
 
 @gluon.jit
 def find_boxes(ctx, item, i):
-    """(outer coordinate, row) of every box of key tile number `i`, one pair after the other."""
+    """The (batch entry or page, row) of every box of key tile number `i`, in one flat tuple."""
     first = item.key_tile(i) * ctx.config.block_n
     boxes: gl.constexpr = ctx.config.boxes
     found = ()
@@ -109,7 +109,7 @@ def find_boxes(ctx, item, i):
 
 @gluon.jit
 def find_box(ctx, item, key):
-    """(outer coordinate, row) of the box that begins with a key of the item's sequence, or with each of a block."""
+    """(batch entry or page, row) of the box that begins with `key` of the item's sequence, any shape."""
     config: gl.constexpr = ctx.config
     if config.page_box is None:
         return (item.row_tile.b + key * 0, key)
@@ -120,7 +120,7 @@ def find_box(ctx, item, key):
 
 @gluon.jit
 def page_of(ctx, item, key):
-    """(page number in the table, row of the page) of a key of the item's sequence, or of a block of keys."""
+    """(page number from the block table, row in the page) of `key` of the item's sequence, any shape."""
     page = key // ctx.work.page_size
     at = gl.to_tensor(item.row_tile.b).to(gl.int64) * ctx.keys.table_stride + page
     number = gl.load(ctx.keys.table + at, mask=(key < item.row_tile.length), other=0, volatile=ctx.keys.speculative)
@@ -129,7 +129,7 @@ def page_of(ctx, item, key):
 
 @gluon.jit
 def in_cache(ctx, page):
-    """A page number, clamped to the cache. Called only at its use, because there the warp waits for the load."""
+    """Clamps a page number to the cache. Called only where the number is used, because the warp waits for it here."""
     if ctx.config.page_box is None:
         return page
     else:
@@ -138,7 +138,7 @@ def in_cache(ctx, page):
 
 @gluon.jit
 def load_boxes(ctx, desc, ring, state, item, boxes, nbytes: gl.constexpr, column: gl.constexpr = 0):
-    """One K or V tile, columns `column` and on, into the next slot of its ring."""
+    """Loads one K or V tile, from `column` on, into the next slot of its ring."""
     throttle(ctx.config, ring, state)
     full = ring.producer_acquire(state)
     copy_boxes(ctx, desc, ring.tile(state), full, item, boxes, nbytes, column)
@@ -147,7 +147,7 @@ def load_boxes(ctx, desc, ring, state, item, boxes, nbytes: gl.constexpr, column
 
 @gluon.jit
 def copy_boxes(ctx, desc, tile, full, item, boxes, nbytes: gl.constexpr, column: gl.constexpr):
-    """Start to copy a tile, columns `column` and on, into shared memory; `full` completes with its bytes."""
+    """Loads a tile, from `column` on, into shared memory; `full` completes when its bytes have arrived."""
     config: gl.constexpr = ctx.config
     mbarrier.expect(full, nbytes)
     policy: gl.constexpr = STREAMED if config.schedule.one_row_tile else None
@@ -164,8 +164,8 @@ def copy_boxes(ctx, desc, tile, full, item, boxes, nbytes: gl.constexpr, column:
 
 @gluon.jit
 def scale_pages(ctx, item, i):
-    """Pages of the keys of tile number `i`, 32 at a time, where tokens have scales: a page number takes as long to
-    arrive as the scale that it leads to, so it is read a tile earlier."""
+    """Page numbers of the keys of tile number `i`, 32 at a time, where tokens have scales. A page number takes as long
+    to load as the scale that it locates, so it is read one tile earlier."""
     config: gl.constexpr = ctx.config
     pages = ()
     if config.scale_bytes > 0:
@@ -183,7 +183,7 @@ def block_keys(ctx, item, i, block: gl.constexpr):
 
 @gluon.jit
 def scale_place(ctx, item, key):
-    """(batch entry or page, row) of the scales of keys."""
+    """(batch entry or page, row) of the scale of each `key`."""
     if ctx.config.page_box is None:
         return item.row_tile.b + key * 0, key
     else:
@@ -192,8 +192,8 @@ def scale_place(ctx, item, key):
 
 @gluon.jit
 def copy_scales(ctx, state, item, i, pages):
-    """Start to copy the scales of the keys and values of tile number `i` to a slot of keys, when it is free; its
-    barrier waits for them. Past the last key they are 0."""
+    """Waits for a K slot and starts copying the scales of tile number `i`'s keys and values beside it; the slot's full
+    barrier waits for them. Scales past the last key are 0."""
     config: gl.constexpr = ctx.config
     if config.scale_bytes > 0:
         throttle(config, ctx.rings.k, state)
@@ -211,7 +211,7 @@ def copy_scales(ctx, state, item, i, pages):
 
 @gluon.aggregate
 class ScalePlace:
-    """Where the scales of 32 keys of a key head are: batch entries or pages, rows; whether there are such keys."""
+    """Where the scales of 32 keys of a head are: batch entry or page, row and head; `there`: whether the key exists."""
 
     outer: gl.tensor
     row: gl.tensor
@@ -221,8 +221,8 @@ class ScalePlace:
 
 @gluon.jit
 def copy_block(slot, block: gl.constexpr, rows, place, operand: gl.constexpr, config: gl.constexpr):
-    """Start to copy the scales of a block of keys to their part of a slot [N], or of each block of columns [N]; 0 for
-    blocks past the head dim."""
+    """Copies the scales of a block of 32 keys into a slot [N], or [N] for each block of columns; 0 for blocks
+    of columns past the head dim."""
     at = place.outer.to(gl.int64) * rows.outer + scale_row(config, operand, place.row).to(gl.int64) * rows.row
     source = rows.scale + at + place.head * rows.head
     blocks: gl.constexpr = config.scale_blocks(operand)
@@ -237,14 +237,14 @@ def copy_block(slot, block: gl.constexpr, rows, place, operand: gl.constexpr, co
 
 @gluon.constexpr_function
 def given_blocks(config, operand):
-    """Blocks of columns of a head dim, without what fills up a tile."""
+    """Number of blocks of columns of the head dim, without the tile's padding."""
     return (config.dim_qk if operand == "k" else config.dim_v) // config.eight_bit.columns(operand)
 
 
 @gluon.jit
 def throttle(config: gl.constexpr, ring, state):
-    """Wait until the copy `max_inflight_stages` tiles before this one has arrived. The first tiles have none before
-    them: on a fresh barrier a wait for the odd phase falls through."""
+    """Waits until the tile `max_inflight_stages` before this one has arrived. For the first tiles the wait falls
+    through, as a wait for the odd phase of a fresh barrier does."""
     most: gl.constexpr = config.overlap.max_inflight_stages
     if most is not None:
         wraps = state.index < most
@@ -254,7 +254,7 @@ def throttle(config: gl.constexpr, ring, state):
 
 @gluon.jit
 def gather_rows(ctx, source, ring, state, item, i, cols: gl.constexpr):
-    """Key tile number `i` into the next slot of a ring, 16 rows at a time; rows past the end repeat the last one."""
+    """Copies key tile number `i` into the next slot of a ring, 16 rows at a time; rows past the end repeat the last."""
     config: gl.constexpr = ctx.config
     rows = matrix(source)
     full = ring.producer_acquire(state)

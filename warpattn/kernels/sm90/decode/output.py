@@ -1,11 +1,11 @@
-"""Results of the Hopper decode kernel: whole heads go to the output, parts to the workspace.
+"""Epilogue of Hopper's decode kernel: stores the output of whole heads, and partial outputs of split ones.
 
       part of a head:  partial ──▶ workspace, ticket + 1;  the CTA with the last ticket combines the parts
 
-A CTA draws its ticket with acquire and release after all of the warpgroup's stores, so the CTA with the last ticket
-sees every part; it resets the ticket to 0 for the next launch. With many rows one CTA would take too long over a head:
-then a second kernel (combine.py) adds up the parts, a few rows a program; the CTA with a head's first part tells it
-how many there are and where, because computing that again takes longer than adding them up.
+A ticket is an atomic add with acquire and release after all stores of the warpgroup, so the CTA with the last ticket
+sees every part; it resets the ticket to 0 for the next launch. With many rows one CTA would take too long for this.
+Then a second kernel (combine.py) combines the parts, a few rows per program. The CTA with a head's first part stores
+how many parts there are and where, because computing that again takes longer than combining them.
 """
 
 from triton.experimental import gluon
@@ -21,7 +21,7 @@ from .context import Rows, in_tile, rows_of
 
 @gluon.jit
 def finish_item(ctx, o, softmax, item):
-    """Write the result of an item: O [64, Dv] accumulated under a softmax state."""
+    """Normalises an item's O [64, Dv] by its softmax state and stores it."""
     config: gl.constexpr = ctx.config
     factor, denominator = softmax_finish(softmax, natural_scale(ctx))
     o = rescale(o, factor)
@@ -30,15 +30,15 @@ def finish_item(ctx, o, softmax, item):
 
 @gluon.jit
 def by_row(denominator, layout: gl.constexpr):
-    """A `Denominator` [M, 4], equal along the second axis, in the layout of the rows of one like [M, N]."""
+    """A `Denominator` [M, 4] with equal columns as [M], in the row layout of a tensor [M, N] with `layout`."""
     each = Denominator(gl.max(denominator.m, 1), gl.max(denominator.l, 1))
     return each.to_layout(gl.SliceLayout(1, layout))
 
 
 @gluon.jit
 def write_item(ctx, o, denominator, item):
-    """Write the rows of an item, or its part of them: `o` [M, Dv] normalised, `denominator` [M] in the layout of
-    its rows."""
+    """Stores an item's rows to the output, or its part of a split head to the workspace. `o` [M, Dv] is normalised,
+    `denominator` [M] in its row layout."""
     config: gl.constexpr = ctx.config
     part = item.part
     publish_parts(ctx, item)
@@ -55,8 +55,8 @@ def write_item(ctx, o, denominator, item):
 
 @gluon.jit
 def publish_parts(ctx, item):
-    """Leave a head's number of parts, and its place in the workspace, for the combining kernel if there is one: the CTA
-    with the first part does so, of whole heads, too."""
+    """Stores a head's number of parts and their place in the workspace for the combining kernel, if there is one. The
+    CTA with the first part does that, also for heads that are not split."""
     config: gl.constexpr = ctx.config
     if config.combine.separate_kernel:
         part = item.part
@@ -68,7 +68,7 @@ def publish_parts(ctx, item):
 
 @gluon.jit
 def published_part(ctx, row_tile, head):
-    """The first part of a head, as `publish_parts` has left it."""
+    """The first `Part` of a head, from what `publish_parts` has stored."""
     cell = ctx.results.heads + 2 * head_index(ctx, row_tile, head)
     place = gl.load(cell + 1)
     return Part(head, gl.to_tensor(0), row_tile.units, place, gl.load(cell), place)
@@ -76,7 +76,7 @@ def published_part(ctx, row_tile, head):
 
 @gluon.jit
 def draw_ticket(ctx, item):
-    """Whether the stored part is the last one of its head; then this CTA sees all of them."""
+    """Whether the stored part was its head's last: then this CTA sees all parts."""
     gl.barrier()
     ticket = ctx.results.tickets + head_index(ctx, item.row_tile, item.part.head)
     last = gl.atomic_add(ticket, 1, sem="acq_rel", scope="gpu") == item.part.splits - 1
@@ -87,13 +87,13 @@ def draw_ticket(ctx, item):
 
 @gluon.jit
 def head_index(ctx, row_tile, head):
-    """Index of a row tile's head among the workspace's."""
+    """Index of a row tile's head in `tickets` and `heads`."""
     return (row_tile.b * ctx.work.tiles + row_tile.row // ctx.config.rows) * ctx.work.heads + head
 
 
 @gluon.jit
 def combine_item(ctx, item):
-    """Add up all parts of a head and write the result."""
+    """Combines all parts of a head and stores the result."""
     short: gl.constexpr = ctx.config.combine.short_parts
     if short == 0:
         combine_parts(ctx, item, 32)
@@ -105,7 +105,7 @@ def combine_item(ctx, item):
 
 @gluon.jit
 def combine_parts(ctx, item, most: gl.constexpr):
-    """The same, at most `most` parts at once."""
+    """`combine_item`, reading at most `most` parts at a time."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = combine_layout(config.padded_v, most, config.attending_warps)
     block: gl.constexpr = combine_block(config.padded_v, most, config.attending_warps)
@@ -117,23 +117,23 @@ def combine_parts(ctx, item, most: gl.constexpr):
 
 @gluon.jit
 def write_rows(ctx, o, denominator, item, first, column=0):
-    """Output and LSE of rows `first` and on of the item's tile: see `write_at`."""
+    """Stores output and LSE of the item's rows from `first` on, see `write_at`."""
     row = first + gl.arange(0, o.shape[0], denominator.l.type.layout)
     write_at(ctx, o, denominator, output_rows_at(ctx, item, row), column)
 
 
 @gluon.aggregate
 class OutputRows:
-    """Rows of the output for rows of a tile."""
+    """Where rows of a tile are stored in the output."""
 
     rows: Rows
-    there: gl.tensor  # bool [M]: whether it is a query
-    out: gl.tensor  # pointers [M] to its first column
+    there: gl.tensor  # bool [M]: whether the row is a query
+    out: gl.tensor  # pointers [M] to the row's first column
 
 
 @gluon.jit
 def output_rows_at(ctx, item, row):
-    """The output's rows for rows `row` [M] of the item's tile."""
+    """The `OutputRows` for row numbers `row` [M] of the item's tile."""
     rows = rows_of(ctx, item, row)
     there = in_tile(ctx, item, row)
     return OutputRows(rows, there, ctx.results.out.rows(rows.b, rows.query, rows.h))
@@ -141,8 +141,8 @@ def output_rows_at(ctx, item, row):
 
 @gluon.jit
 def write_at(ctx, o, denominator, target, column=0):
-    """Output and LSE of rows: `o` [M, N] normalised, columns `column` and on; `denominator` [M], written with the first
-    columns."""
+    """Stores normalised `o` [M, N] to rows `target`, from `column` on, and, with column 0, the LSE of `denominator`
+    [M]."""
     config: gl.constexpr = ctx.config
     rows = target.rows
     if ctx.has_sinks:
@@ -162,8 +162,8 @@ def write_at(ctx, o, denominator, target, column=0):
 
 @gluon.jit
 def write_columns(ctx, o, denominator, item, first, column: gl.constexpr):
-    """Write columns of an item's rows, or of its part of them: `o` [M, N] normalised, rows `first` and columns `column`
-    and on; `denominator` [M] in the layout of its rows."""
+    """Stores some columns of an item's rows to the output, or of its part to the workspace: normalised `o` [M, N], from
+    row `first` and `column` on; `denominator` [M] in its row layout."""
     config: gl.constexpr = ctx.config
     part = item.part
     if part.splits == 1:

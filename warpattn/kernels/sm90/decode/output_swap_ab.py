@@ -1,7 +1,7 @@
-"""Results of decode with swap-AB: from transposed sums to rows of the output, or to a part and its ticket.
+"""Epilogue of decode with swap-AB: transposes an item's result and stores it, to the output or as a part of a head.
 
-The last CTA to finish delays the whole launch, so this code is kept short: one exchange through shared memory, a row of
-the output in one warp, and the parts of a head at constant distances, so that one address serves them all.
+The last CTA to finish delays the whole launch, so this code is kept short: it transposes once through shared memory,
+keeps each row of the output in one warp, and finds the parts of a head at constant distances from one address.
 
       Oᵀ [Dv, R], sums of four warps, m [R]  ──▶ shared memory ──▶  o [4, Dv], l, m of rows, 4 columns a thread
       whole head ──▶ output         part ──▶ workspace, ticket + 1;  the CTA with the last ticket adds up the parts
@@ -24,16 +24,16 @@ def row_layout(cols):
 
 @gluon.aggregate
 class Exchange:
-    """Shared memory that turns an item's results from columns to rows, fp32."""
+    """Shared memory in which an item's results are transposed, fp32."""
 
     o: gl.shared_memory_descriptor  # [R, Dv]
-    l: gl.shared_memory_descriptor  # [4, R]: of each warp
+    l: gl.shared_memory_descriptor  # [4, R]: one row per warp
     m: gl.shared_memory_descriptor  # [1, R]
 
 
 @gluon.jit
 def make_exchange(config: gl.constexpr):
-    """Allocate it, for all items."""
+    """Allocates the `Exchange`."""
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     o = gl.allocate_shared_memory(gl.float32, [config.rows, config.padded_v], plain)
     l = gl.allocate_shared_memory(gl.float32, [4, config.rows], plain)
@@ -42,7 +42,7 @@ def make_exchange(config: gl.constexpr):
 
 @gluon.jit
 def finish_rows(ctx, state, item, exchange, targets):
-    """Write the result of an item; `targets`: of `output_rows`."""
+    """Stores the result of an item; `targets`: those of `output_rows`."""
     config: gl.constexpr = ctx.config
     block: gl.constexpr = combine_block(config.padded_v)[1]
     kept: gl.constexpr = config.kept_rows
@@ -66,7 +66,7 @@ def finish_rows(ctx, state, item, exchange, targets):
 
 @gluon.jit
 def output_rows(ctx, item):
-    """The output's rows for each block of rows of an item; computed before its keys arrive."""
+    """The `OutputRows` of each block of an item's rows; computed early, while its keys arrive."""
     config: gl.constexpr = ctx.config
     block: gl.constexpr = combine_block(config.padded_v)[1]
     kept: gl.constexpr = config.kept_rows
@@ -80,7 +80,7 @@ def output_rows(ctx, item):
 
 @gluon.jit
 def exchanged_rows(ctx, exchange, first: gl.constexpr):
-    """(o [4, Dv] normalised, `Denominator` [4]) of rows `first` and on."""
+    """Rows from `first` on from shared memory: (normalised o [4, Dv], `Denominator` [4])."""
     config: gl.constexpr = ctx.config
     block: gl.constexpr = combine_block(config.padded_v)[1]
     layout: gl.constexpr = row_layout(config.padded_v)
@@ -96,19 +96,19 @@ def exchanged_rows(ctx, exchange, first: gl.constexpr):
 
 @gluon.jit
 def reciprocal(x):
-    """1 / x of normal numbers, to within one unit of the last place."""
+    """1 / x for normal x, to within one unit in the last place."""
     return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
 
 
 @gluon.jit
 def exp2(x):
-    """2^x, flushed to 0 below the normal numbers."""
+    """2^x, approximate; subnormal results become 0."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
 
 
 @gluon.jit
 def store_part(ctx, o, denominator, item, first: gl.constexpr):
-    """Write rows `first` and on of this part to its slot."""
+    """Stores rows from `first` on of this part to its slot."""
     config: gl.constexpr = ctx.config
     partials = ctx.results.partials
     slot = item.part.slot(item.part.number(gl.program_id(0), config.schedule.invariant), config.schedule.invariant).to(
@@ -123,14 +123,14 @@ def store_part(ctx, o, denominator, item, first: gl.constexpr):
 
 @gluon.jit
 def combine_head(ctx, item, targets):
-    """Add up all parts of a head and write the result."""
+    """Combines all parts of a head and stores the result."""
     config: gl.constexpr = ctx.config
     short: gl.constexpr = config.combine.short_parts
     block: gl.constexpr = combine_block(config.padded_v)[1]
     kept: gl.constexpr = config.kept_rows
     if config.schedule.invariant or short == 0:
         combine_parts(ctx, item, 16)
-    elif item.part.splits <= combine_block(config.padded_v, short)[0]:  # of wide values fewer than `short`
+    elif item.part.splits <= combine_block(config.padded_v, short)[0]:  # fewer than `short` for wide values
         for first in gl.static_range(0, kept, block):
             o, denominator = combine_near(ctx, item.part, first)
             write_at(ctx, o, denominator, targets[first // block])
@@ -140,9 +140,9 @@ def combine_head(ctx, item, targets):
 
 @gluon.jit
 def combine_near(ctx, part, first: gl.constexpr):
-    """(o [4, Dv], `Denominator` [4]) of rows `first` and on over all parts of a head, as many as registers hold and
-    at most `config.combine.short_parts`. Their slots are two apart, but the first part's slot is one after the second
-    part's."""
+    """Combines all parts of a head for rows from `first` on: (o [4, Dv], `Denominator` [4]). There are at most
+    `config.combine.short_parts`, all in registers at once. Slots of parts are two apart, except that the first part's
+    slot is one before the second part's."""
     config: gl.constexpr = ctx.config
     partials = ctx.results.partials
     layout: gl.constexpr = combine_layout(config.padded_v, config.combine.short_parts)

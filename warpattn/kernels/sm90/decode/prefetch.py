@@ -1,10 +1,10 @@
-"""L2 prefetch of the first keys of a CTA's range while the preceding kernel still runs.
+"""Prefetches the first keys of a CTA's range to L2 while the preceding kernel still runs.
 
-That needs no promise: the kernel reads the keys after its wait, and L2 has the last value written. But lengths and a
-page table say which keys they are, and the preceding kernel may be writing those. So the CTA speculates with the values
-that it finds now (`KeyCache.speculative`): a useless prefetch costs time, and nothing else depends on it.
+This is always safe: the CTA loads the keys after its wait, and L2 holds the last value written. Which keys to prefetch
+follows from lengths and block table, which the preceding kernel may still be writing. So the CTA speculates with the
+values that it finds (`KeyCache.speculative`): a wrong guess costs a useless prefetch, and nothing else depends on it.
 
-Keys only: while the CTA reads them from L2, DRAM is free for their values (bench/notes.md).
+It prefetches K only: while the CTA then reads K from L2, DRAM is free for V (bench/notes.md).
 """
 
 from triton.experimental import gluon
@@ -18,7 +18,7 @@ from .load import find_box, in_cache
 from .schedule import item_at, my_range
 
 SWIZZLED = gl.constexpr(128)  # bytes of a row of a tensor map's box
-# Of box numbers over the threads of a warpgroup: neighbours belong to different warps, which issue side by side.
+# Layout of box numbers over a warpgroup's threads: neighbours are in different warps, which issue in parallel.
 BOXES = gl.constexpr(gl.DistributedLinearLayout([], [[4], [8], [16], [32], [64]], [[1], [2]], [], [128]))
 
 
@@ -32,9 +32,9 @@ mov.b32 $0, 0;
 
 @builtin
 def prefetch(desc, coord, wanted, _semantic=None):
-    """Prefetch boxes of a 4-dimensional `desc`, one a thread: coord, four int32 blocks of one layout; wanted, another:
-    a thread whose element is 0 prefetches nothing. It waits for nothing: the writes of all SMs meet in L2, so a later
-    read of a box finds the last value written."""
+    """Prefetches boxes of a 4-D `desc` to L2, one a thread. coord: four int32 tensors of one layout; wanted: a fifth, 0
+    in threads that prefetch nothing. It needs no wait: the writes of all SMs go to L2, so a later read of a box finds
+    the last value written."""
     operands = [desc.handle, wanted.handle, *(x.handle for x in coord)]
     nothing = wanted.type.to_ir(_semantic.builder)
     _semantic.builder.create_inline_asm(_PREFETCH, "=r,l,r,r,r,r,r", operands, [nothing], False, 1)
@@ -42,7 +42,7 @@ def prefetch(desc, coord, wanted, _semantic=None):
 
 @gluon.aggregate
 class RangeContext:
-    """The part of a `DecodeContext` that work items follow from."""
+    """The fields of a `DecodeContext` that `item_at` reads."""
 
     keys: KeyCache
     work: gl.tuple  # DecodeShape
@@ -53,7 +53,7 @@ class RangeContext:
 
 @gluon.jit
 def prefetch_range(keys, work, mods, config: gl.constexpr):
-    """Prefetch keys of `work.prefetched` tiles (128 boxes at most) of the first head of the range."""
+    """Prefetches K of `work.prefetched` tiles (at most 128 boxes) of the first head of the range."""
     stream_k, start = my_range(keys, work, mods, config)
     ctx = RangeContext(keys, work, mods, stream_k, config)
     if start.unit < stream_k.first(gl.program_id(0) + 1):

@@ -1,10 +1,10 @@
-"""The schedule on the device: from a CTA's range of the work queue to row tiles, heads and key tiles.
+"""The schedule on the device: maps a CTA's range of the work queue to row tiles, heads and key tiles.
 
       lengths ──▶ units of every row tile ──▶ Stream-K ranges ──▶ Cursor ──▶ WorkItem: one part of one head
                                                                    ▲             │
                                                                    └── advance ──┘
 
-Every CTA computes the same ranges from the lengths, so that the host need not know them (pieces/stream_k.py).
+Every CTA computes the same ranges from the lengths, so that the host need not know the lengths (pieces/stream_k.py).
 """
 
 from triton.experimental import gluon
@@ -16,7 +16,7 @@ from ...pieces.stream_k import Cursor, Part, find_row_tile, part_at, partition, 
 
 @gluon.aggregate
 class KeySpan:
-    """Keys of a row tile: [first, last) some row may see, [full_lo, full_hi) all rows see, if that is not empty."""
+    """Keys of a row tile: some row may see [first, last), and all rows see [full_lo, full_hi) unless that is empty."""
 
     first: gl.tensor
     full_lo: gl.tensor
@@ -26,34 +26,34 @@ class KeySpan:
 
 @gluon.aggregate
 class RowTile:
-    """A tile of query rows of a sequence: `b`, its first row, the sequence's queries and keys, its span in keys and in
-    key tiles, and units."""
+    """A tile of query rows of sequence `b` from `row` on, with the sequence's lengths, the tile's span in keys and in
+    key tiles, and its units of work."""
 
     number: gl.tensor
     b: gl.tensor
     row: gl.tensor
-    q_start: gl.tensor  # first query of the sequence in its tensors
+    q_start: gl.tensor  # row of the sequence's first query in its tensors
     tokens: gl.tensor  # queries of the sequence, see `tokens_of`
-    length: gl.tensor  # keys
+    length: gl.tensor  # keys of the sequence
     keys: KeySpan
     span: TileSpan
-    units: gl.tensor  # of one head
+    units: gl.tensor  # units of one head
 
 
 @gluon.aggregate
 class WorkItem:
-    """One part of one head: key tiles number `begin` to `end` of the row tile's span."""
+    """One part of one head: key tiles number `begin` up to (without) `end` of the row tile's span."""
 
     row_tile: RowTile
     part: Part
-    padded_units: gl.tensor  # units of a head of the row tile in the queue, with its overhead
+    padded_units: gl.tensor  # units that a head of the row tile has in the queue, overhead included
     begin: gl.tensor
     end: gl.tensor
     oldest_first: gl.constexpr
 
     @gluon.jit
     def number(self, i):
-        """The number in the span of the key tile that is visited as number `i` of `begin` to `end`."""
+        """The key tile's number in the span for the loop index `i` from `begin` to `end`."""
         if self.oldest_first:
             return self.begin + self.end - 1 - i
         else:
@@ -61,22 +61,22 @@ class WorkItem:
 
     @gluon.jit
     def key_tile(self, i):
-        """Index of the key tile that is visited as number `i`."""
+        """The key tile's index in the sequence for the loop index `i`."""
         return self.row_tile.span.key_tile(self.number(i))
 
 
 @gluon.jit
 def next_item(cursor, item, heads):
-    """The position after an item."""
-    cursor = Cursor(cursor.unit, item.row_tile.number, cursor.row_tile_start)  # the cursor's may be without units
+    """The queue position after an item."""
+    cursor = Cursor(cursor.unit, item.row_tile.number, cursor.row_tile_start)  # the cursor's row tile may have no units
     return cursor.advance(item.part.count, item.padded_units * heads)
 
 
 @gluon.jit
 def tokens_of(keys, work, b, inside, config: gl.constexpr):
-    """(first query, queries, whether they are decoded) of sequences `b`. Ragged ones with none, or with more than
-    `work.tokens`, for which prefill attends, are not decoded; they count as with 1 to `work.tokens`, so that the
-    compiler knows the number if it can only be 1."""
+    """(first query, number of queries, whether decode takes them) of sequences `b`. Decode skips ragged sequences with
+    no query or more than `work.tokens` (prefill takes those). Their number is clamped to 1 to `work.tokens`, so that
+    the compiler knows it if it can only be 1."""
     if config.schedule.ragged:
         first = gl.load(keys.cu_q + b, mask=inside, other=0, volatile=keys.speculative)
         tokens = gl.load(keys.cu_q + b + 1, mask=inside, other=0, volatile=keys.speculative) - first
@@ -88,7 +88,7 @@ def tokens_of(keys, work, b, inside, config: gl.constexpr):
 
 @gluon.jit
 def length_of(keys, work, b, inside, config: gl.constexpr):
-    """Keys of sequence `b`; numbers of sequences or a block of them, read where `inside`."""
+    """Number of keys of sequences `b`, any shape; read only where `inside`."""
     if config.schedule.has_lengths:
         length = gl.load(keys.lengths + b, mask=inside, other=0, volatile=keys.speculative)
         return gl.maximum(gl.minimum(length, work.capacity), 0)
@@ -98,7 +98,7 @@ def length_of(keys, work, b, inside, config: gl.constexpr):
 
 @gluon.jit
 def row_tile_at(number, keys, work, mods, config: gl.constexpr):
-    """The row tile of a number (or of a block of numbers)."""
+    """The `RowTile` with this `number`, any shape."""
     if config.schedule.one_row_tile:
         tile = number * 0
         b = number
@@ -124,7 +124,7 @@ def row_tile_at(number, keys, work, mods, config: gl.constexpr):
 
 @gluon.jit
 def row_tile_from(number, keys, work, mods, config: gl.constexpr):
-    """The row tile of a number or, if ragged, the first one with units from there on."""
+    """The `RowTile` with this `number`, or, if ragged, the first from there on that has units."""
     row_tile = row_tile_at(number, keys, work, mods, config)
     if config.schedule.ragged:
         while (row_tile.units == 0) & (row_tile.number < work.batch * work.tiles - 1):
@@ -134,7 +134,7 @@ def row_tile_from(number, keys, work, mods, config: gl.constexpr):
 
 @gluon.jit
 def item_at(ctx, cursor):
-    """The work item that starts at a position of this CTA's range."""
+    """The work item that starts at queue position `cursor` of this CTA's range."""
     config: gl.constexpr = ctx.config
     if config.schedule.interleave_heads:
         cursor = interleaved(ctx, cursor)
@@ -148,9 +148,9 @@ def item_at(ctx, cursor):
 
 @gluon.jit
 def interleaved(ctx, cursor):
-    """The position with another head in the place of its own, so that CTAs that run at the same time have neighbouring
-    heads: head number  cta · whole + j  of the queue, the j-th of a CTA, becomes number  cta + j · CTAs.  Only if
-    `whole` divides the number of heads. All heads have equally many units."""
+    """Exchanges the head at a queue position, so that CTAs that run at once have neighbouring heads: the j-th
+    head of a CTA, number  cta · whole + j  of the queue, becomes number  cta + j · CTAs.  It does so only if `whole`
+    divides the number of heads. All heads have the same number of units."""
     work = ctx.work
     padded_units = row_tile_at(gl.to_tensor(0), ctx.keys, work, ctx.mods, ctx.config).units + ctx.stream_k.head_overhead
     heads = work.batch * work.tiles * work.heads
@@ -175,7 +175,7 @@ def my_range(keys, work, mods, config: gl.constexpr):
 
 @gluon.jit
 def first_unit(keys, work, mods, config: gl.constexpr):
-    """(partition, position of this CTA's first unit)."""
+    """(partition, queue position of this CTA's first unit)."""
     sums: gl.constexpr = config.schedule.sums
     cta = gl.program_id(0)
     ctas = gl.num_programs(0)
@@ -219,7 +219,7 @@ def partition_uniform(ctas, keys, work, mods, config: gl.constexpr):
 
 @gluon.jit
 def partition_block(units, ctas, work, config: gl.constexpr):
-    """The partition over `ctas` CTAs if one block has the `units` of all row tiles."""
+    """The partition over `ctas` CTAs, where one block holds the `units` of all row tiles."""
     row_tiles = work.batch * work.tiles
     overhead = gl.to_tensor(config.schedule.head_overhead)
     total = gl.sum(units, 0)
@@ -239,7 +239,7 @@ def partition_block(units, ctas, work, config: gl.constexpr):
 
 @gluon.aggregate
 class EvenCut:
-    """Equal parts of a head, and heads of a CTA; one of them is 1."""
+    """An even partition, as `choice.EvenCut` on the host."""
 
     splits: gl.tensor
     whole: gl.tensor
@@ -247,16 +247,16 @@ class EvenCut:
 
 @gluon.jit
 def even_cut(heads, ctas):
-    """(splits, whole) of the cut that keeps `ctas` CTAs busy with `heads` heads of one length, as `choice.even_cut` on
-    the host."""
+    """(splits, whole) of the even partition that keeps `ctas` CTAs busy with `heads` heads of equal length, as
+    `choice.even_cut` on the host."""
     splits = gl.maximum(ctas // gl.maximum(heads, 1), 1)
     return splits, gl.where(splits == 1, (heads + ctas - 1) // ctas, 1)
 
 
 @gluon.jit
 def partition_blocks(ctas, keys, work, mods, config: gl.constexpr):
-    """The partition over `ctas` CTAs if it takes several blocks: so many heads that it hardly matters where ranges
-    end."""
+    """The partition over `ctas` CTAs, where row tiles take several blocks. With so many heads it hardly matters where
+    ranges end."""
     overhead = gl.to_tensor(config.schedule.head_overhead)
     total = gl.to_tensor(0)
     for begin in range(0, work.batch * work.tiles, config.schedule.sums.width):
@@ -266,8 +266,8 @@ def partition_blocks(ctas, keys, work, mods, config: gl.constexpr):
 
 @gluon.jit
 def block_units(begin, keys, work, mods, config: gl.constexpr):
-    """Units of one head of each row tile of a block: at least 1, but 0 for those past the last, and for ragged
-    sequences that have no query here."""
+    """Units of one head of each row tile of a block: 0 for row tiles past the last and for those of ragged sequences
+    without a query there, else at least 1."""
     sums: gl.constexpr = config.schedule.sums
     number = begin + gl.arange(0, sums.width, gl.BlockedLayout([sums.lane], [32], [config.attending_warps], [0]))
     units = row_tile_at(number, keys, work, mods, config).units
@@ -276,5 +276,5 @@ def block_units(begin, keys, work, mods, config: gl.constexpr):
 
 @gluon.jit
 def padded_block(units, overhead, work):
-    """Units of all heads of each row tile of a block in the queue, with their overhead."""
+    """Units that all heads of each row tile of a block have in the queue, overhead included."""
     return gl.where(units > 0, units + overhead, 0) * work.heads

@@ -1,15 +1,15 @@
-"""Consumer warpgroups of the Hopper kernel for latent attention: one makes the probabilities of every key tile, two add
-up the values, half of the output's columns each.
+"""The consumer warpgroups of Hopper's latent attention: one computes P of every key tile; the other two add P·V to O,
+half of the output's columns each.
 
       tile             0                  1                  2
       scores           Q·K   softmax      Q·K   softmax      Q·K   softmax
       values, left                 P·V left           P·V left           P·V left
       values, right                P·V right          P·V right          P·V right
 
-The output has 256 registers a thread of one warpgroup, so two have it, and both need every probability as the left
-operand of their own P·V. They get it through shared memory: the probabilities are written over the tile's rotary
-columns, which nothing reads after the scores, with the factors that rescale earlier results to the tile's reference
-maxima. An item's maxima and sums follow its last tile, while the scores of the next item begin.
+O [64, 512] would take 256 registers a thread of one warpgroup, so two share it, and both need all of P as the left
+operand of their own P·V. They get P through shared memory: it overwrites the tile's rotary columns, which nothing reads
+after the scores. Beside it are the factors that rescale O to the tile's reference maxima. An item's maxima and row sums
+follow after its last tile, while the scores of the next item begin.
 """
 
 from triton.experimental import gluon
@@ -41,12 +41,12 @@ from ..layouts import accumulator_layout, element_type
 from .context import half_tile, rope_tile, tile_slots
 from .recompute import attend_again, owes_nan
 
-COLUMNS = gl.constexpr(128)  # of the output in a product: with 256, one has more registers than a launch of 512 threads
+COLUMNS = gl.constexpr(128)  # output columns of a product: one of 256 needs more registers than 512 threads can have
 
 
 @gluon.jit
 def scores_role(ctx):
-    """The probabilities of every item of this CTA's range, and their maxima and sums."""
+    """Computes P of every work item of this CTA's range, and its row maxima and sums."""
     config: gl.constexpr = ctx.config
     slots = tile_slots(config, consumer_state)
     place = producer_state(1)
@@ -64,7 +64,7 @@ def scores_role(ctx):
 
 @gluon.jit
 def values_role(ctx, half: gl.constexpr):
-    """The output of every item of this CTA's range, columns 256 * `half` and on."""
+    """Computes 256 output columns of every work item of this CTA's range."""
     config: gl.constexpr = ctx.config
     slots = tile_slots(config, consumer_state)
     place = consumer_state(1)
@@ -85,7 +85,7 @@ def values_role(ctx, half: gl.constexpr):
 
 @gluon.jit
 def make_probabilities(ctx, softmax, slots, item, i):
-    """Key tile number `i` of an item, in `slots`: its probabilities and factors to shared memory."""
+    """Writes P of key tile number `i` (in `slots`) and rescaling factors to shared memory."""
     rings = ctx.rings
     dtype: gl.constexpr = element_type(ctx.config.element)
     s = decode_scores(ctx, latent_scores(ctx, slots), item, i)
@@ -102,10 +102,10 @@ def make_probabilities(ctx, softmax, slots, item, i):
 
 @gluon.jit
 def latent_scores(ctx, slots):
-    """Products [64, N] of the queries with a tile's keys; each part of the tile is multiplied when it has arrived."""
+    """Q·Kᵀ [64, N] of a tile; multiplies each part of the tile once it has arrived."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
-    here = hide_from_compiler(0)  # known addresses would cost two registers for each of 36 products, and spill
+    here = hide_from_compiler(0)  # known addresses would take two registers for each of 36 wgmmas, and spill
     s = gl.zeros([config.rows, config.block_n], gl.float32, accumulator_layout(config.block_n))
     rings.v.consumer_wait(slots.left)
     left = half_tile(ctx, slots.left).permute((1, 0))
@@ -119,7 +119,7 @@ def latent_scores(ctx, slots):
 
 @gluon.jit
 def add_values(ctx, o, slots, half: gl.constexpr):
-    """O += P·V of a tile, this warpgroup's columns, whose place is free then."""
+    """Adds P·V of a tile to this warpgroup's O; releases its latents."""
     rings = ctx.rings
     slot = slots.left if half == 0 else slots.right
     rings.factors.consumer_wait(slots.rope)
@@ -141,7 +141,7 @@ def add_values(ctx, o, slots, half: gl.constexpr):
 
 @gluon.jit
 def shared_p(ctx, slot):
-    """The probabilities [64, N] of a tile, over its rotary columns."""
+    """The memory of P [64, N], which was that of rotary columns."""
     config: gl.constexpr = ctx.config
     dtype: gl.constexpr = element_type(config.element)
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([config.rows, config.block_n], dtype)
@@ -150,7 +150,7 @@ def shared_p(ctx, slot):
 
 @gluon.jit
 def hand_over_sums(ctx, place, softmax):
-    """An item's reference maxima and sums to the warpgroups with its output."""
+    """Sends an item's maxima and row sums to the other warpgroups."""
     sums = ctx.rings.sums
     sums.producer_acquire(place)
     sums.tile(place, 0).store(softmax.m)
@@ -161,7 +161,7 @@ def hand_over_sums(ctx, place, softmax):
 
 @gluon.jit
 def take_sums(ctx, place, o):
-    """An item's softmax state, as factors of its output `o` need it."""
+    """Receives an item's softmax state, in the layout of its output `o`."""
     sums = ctx.rings.sums
     sums.consumer_wait(place)
     softmax = SoftmaxState(row_numbers(sums.tile(place, 0), o[0]), row_numbers(sums.tile(place, 1), o[0]))
@@ -171,7 +171,7 @@ def take_sums(ctx, place, o):
 
 @gluon.jit
 def row_numbers(tile, o):
-    """Four numbers a row [64, 4] from shared memory, in the lanes that have these rows of an accumulator."""
+    """Loads four numbers per row [64, 4] into the lanes that have the row in accumulator `o`."""
     quads = as_quads(o)
     rows: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, quads.type.layout))
     return tile.load(rows)
@@ -179,9 +179,9 @@ def row_numbers(tile, o):
 
 @gluon.jit
 def fetch_queries(ctx, item):
-    """The item's queries to shared memory; rows past the end are 0."""
+    """Copies queries to shared memory; rows past the end are 0."""
     config: gl.constexpr = ctx.config
-    gl.barrier()  # all warps have read the queries of the item before
+    gl.barrier()  # all warps have read the previous item's queries
     copy_queries(ctx, item, ctx.q.rope, ctx.rings.q_rope.index(0), ctx.q.rope_column, config.rope)
     for half in gl.static_range(2):
         copy_queries(ctx, item, ctx.q.latent, ctx.rings.q.index(half), half * config.half, config.half)
@@ -193,7 +193,7 @@ def fetch_queries(ctx, item):
 
 @gluon.jit
 def copy_queries(ctx, item, queries, tile, column: gl.constexpr, cols: gl.constexpr):
-    """Columns of a matrix from `column` on into a tile [64, cols]."""
+    """Copies columns of `queries` from `column` on into a tile [64, cols]."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // cols, cols // 8], [4, 1], [1, 0])
     row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))
@@ -217,14 +217,14 @@ def no_keys(config: gl.constexpr):
 
 @gluon.jit
 def no_values(config: gl.constexpr):
-    """Half of the output's columns before any key, in blocks [64, 128]."""
+    """Zero accumulators of half of the output's columns, in blocks [64, 128]."""
     block = gl.zeros([config.rows, COLUMNS], gl.float32, accumulator_layout(COLUMNS))
     return block, block
 
 
 @gluon.jit
 def finish_half(ctx, o, softmax, item, half: gl.constexpr):
-    """Write half of the columns of an item: blocks of O [64, 128] accumulated under a softmax state."""
+    """Normalises and stores half of an item's columns: blocks of O [64, 128] with a softmax state."""
     config: gl.constexpr = ctx.config
     factor, denominator = softmax_finish(softmax, natural_scale(ctx))
     o = rescale(o[0], factor), rescale(o[1], factor)
@@ -240,7 +240,7 @@ def finish_half(ctx, o, softmax, item, half: gl.constexpr):
 
 @gluon.jit
 def write_half(ctx, o, denominator, item, half: gl.constexpr):
-    """Write half of the columns of an item, normalised; `denominator` [64, 4]."""
+    """Stores half of an item's columns, normalised; `denominator` [64, 4]."""
     denominator = by_row(denominator, accumulator_layout(COLUMNS))
     for block in gl.static_range(2):
         write_columns(

@@ -1,12 +1,12 @@
-"""Consumer warpgroup of latent attention for up to 16 rows of queries, with swap-AB as in decode: latents are the left
-operands of both products, queries and weights the right ones.
+"""The consumer warpgroup of latent attention for up to 16 query rows, with swap-AB as in decode: latents are the left
+operands of both products, queries and P the right ones.
 
       Sᵀ [64, 16]   =  rotary part [64, 64] · Qᵀ  +  left half [64, 256] · Qᵀ  +  right half · Qᵀ
       Oᵀ [256, 16] +=  left half ᵀ [256, 64] · Pᵀ [64, 16];  the same of the right half
 
-Tiles of 64 rows of queries would be padding for most part: 72 KiB of shared memory, and as much to read for each
-product as the latents. With 16, all columns of the output take 64 registers a thread, so one warpgroup keeps them and
-no probabilities change hands.
+Tiles of 64 query rows would be mostly padding: they take 72 KiB of shared memory, and wgmma reads as much of them as of
+the latents. With 16 rows, all columns of the output take 64 registers a thread, so one warpgroup holds them and P need
+not go to another one.
 """
 
 from triton.experimental import gluon
@@ -32,7 +32,7 @@ from .eight_bit_swap_ab import attend_narrow_keys, fetch_fractions, finish_block
 class SwapAbLatents:
     """Loop state of one item, as decode's `SwapAbProgress`."""
 
-    left: gl.tensor  # [256, R] fp32, output columns of the left half of latents
+    left: gl.tensor  # [256, R] fp32, the output's first 256 columns
     right: gl.tensor
     m: gl.tensor  # [R]
     l: gl.tensor  # [4, 8, R]
@@ -41,7 +41,7 @@ class SwapAbLatents:
 
 @gluon.jit
 def attend_swap_ab_role(ctx):
-    """Attend for every item of this CTA's range."""
+    """Does every work item of this CTA's range."""
     cursor = ctx.start
     slots = tile_slots(ctx.config, consumer_state)
     while cursor.unit < ctx.end:
@@ -69,7 +69,7 @@ def attend_item(ctx, slots, item):
 
 @gluon.jit
 def no_keys(config: gl.constexpr, slots):
-    """State before the first key of an item."""
+    """The state before an item's first key."""
     layout: gl.constexpr = accumulator_layout(config.rows)
     o = gl.zeros([config.half, config.rows], gl.float32, layout)
     m = gl.full([config.rows], LOWEST, gl.float32, gl.SliceLayout(0, layout))
@@ -79,7 +79,7 @@ def no_keys(config: gl.constexpr, slots):
 
 @gluon.jit
 def attend_keys(ctx, state, item, i):
-    """Key tile number `i`: scores, softmax, and their part of the output."""
+    """Does key tile number `i`: scores, softmax, and P·V."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     slots = state.slots
@@ -112,10 +112,10 @@ def attend_keys(ctx, state, item, i):
 
 @gluon.jit
 def latent_scores(ctx, slots):
-    """Products [N, R] of a tile's keys with the queries; each part of the tile is multiplied when it has arrived."""
+    """K·Qᵀ [N, R] of a tile; multiplies each part of the tile once it has arrived."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
-    here = hide_from_compiler(0)  # known addresses would cost registers for each of 36 products, and spill
+    here = hide_from_compiler(0)  # known addresses would take registers for each of 36 wgmmas, and spill
     s = gl.zeros([config.block_n, config.rows], gl.float32, accumulator_layout(config.rows))
     rings.k.consumer_wait(slots.rope)
     q_rope = rings.q_rope.index(here).permute((1, 0))
@@ -129,7 +129,7 @@ def latent_scores(ctx, slots):
 
 @gluon.jit
 def finish_columns(ctx, state, item):
-    """Write the result of an item, or its part of it; the CTA with a head's last part may add all of them up."""
+    """Stores the result of an item, or its part of a split head; the CTA with the last part may combine all."""
     config: gl.constexpr = ctx.config
     publish_parts(ctx, item)
     l = gl.convert_layout(gl.sum(gl.sum(state.l, 1), 0), state.m.type.layout)
@@ -149,8 +149,8 @@ def finish_columns(ctx, state, item):
 
 @gluon.constexpr_function
 def columns_by_rows(rows, cols):
-    """Registers of a block [R, cols] of the output, each element in the warp that has it in an accumulator [cols, R]:
-    four columns in a piece, four lanes a row."""
+    """Registers of a block [R, cols] of the output: each element is in the warp that has it in an accumulator
+    [cols, R]; a thread has four contiguous columns, and four lanes share a row."""
     registers = [[0, 1], [0, 2], *([8 << i, 0] for i in range((rows // 8).bit_length() - 1))]
     registers += [[0, 64 << i] for i in range((cols // 64).bit_length() - 1)]
     lanes = [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]]
@@ -159,5 +159,5 @@ def columns_by_rows(rows, cols):
 
 @gluon.jit
 def by_rows(o):
-    """An accumulator [cols, R] as rows of the output [R, cols]; no warp needs another one's elements."""
+    """Transposes an accumulator [cols, R] to rows of the output [R, cols]; elements stay in their warp."""
     return gl.convert_layout(o.permute((1, 0)), columns_by_rows(o.shape[1], o.shape[0]))

@@ -1,24 +1,23 @@
-"""MlaConfig: the Hopper kernel for latent attention (MLA, absorbed), as a value, and its choice for a problem.
+"""MlaConfig: configuration of Hopper's kernel for latent attention (MLA, absorbed), and its choice for a problem.
 
-A token's key is its latent vector and a rotary part, [512 | 64], and its value is the latent vector again, so each is
-read once for both products. With tiles that wide, shared memory and registers decide:
+A token's key is its latent vector and a rotary part, [512 | 64], and its value is the latent vector again, so the
+kernel loads each latent once for both products. With such wide tiles, shared memory and registers are the limits:
 
       shared memory   queries 64 × 576: 72 KiB; four slots of half a tile's latents, 64 × 256: 128 KiB; two of rotary
                       parts, 64 × 64: 16 KiB; 216 of 227 KiB
-      registers       O [64, 512] fp32 does not fit into a warpgroup: two of them keep 256 columns each, 128 a thread,
-                      and get the probabilities, which a third one makes, through shared memory
+      registers       O [64, 512] fp32 does not fit in one warpgroup: two hold 256 columns each, 128 registers a
+                      thread, and get P from a third one through shared memory
 
-Two tiles are in use at once, and each half of one is free for the tile after the next as soon as the warpgroup with
-its columns has multiplied it. Widths are powers of two where TMA and wgmma need it: a tile is two blocks of 256 columns
-and one of 64.
+Two tiles are in use at a time. Each half of a tile is released as soon as the warpgroup that has its columns has
+multiplied it. TMA and wgmma need powers of two, so a tile is two blocks of 256 columns and one of 64.
 
-Up to 16 rows of queries may be the right operands instead (swap-AB), so that nothing is padded to 64:
+Up to 16 query rows may be the right operands instead (swap-AB), so that nothing is padded to 64 rows:
 
-      shared memory   queries 16 × 576: 18 KiB; weights 16 × 64; five slots of half a tile's latents, 64 × 256: 160 KiB;
-                      three of rotary parts, 64 × 64: 24 KiB; so 96 KiB are on their way while a tile is read
+      shared memory   queries 16 × 576: 18 KiB; P 16 × 64; five slots of half a tile's latents, 64 × 256: 160 KiB;
+                      three of rotary parts, 64 × 64: 24 KiB; so 96 KiB are in flight while a tile is read
       registers       Oᵀ [512, 16] fp32: 64 a thread of one warpgroup
 
-Nothing in this file imports Triton.
+This file imports no Triton.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ from ..prefill.config import CONSUMER_ROWS
 
 @dataclass(frozen=True)
 class RoleRegisters:
-    """Registers a thread of the roles of a tile of 64 rows; twice the first and both others are 512."""
+    """Registers a thread of the roles with 64 query rows; 2 * values + scores + load = 512."""
 
     values: int
     scores: int
@@ -64,20 +63,20 @@ class RoleRegisters:
 
 BLOCK_N = 64  # keys of a tile
 STAGES = 4  # slots of half a tile's latents
-HALVES = 2  # warpgroups: each has a block of the latents' columns in its output
+HALVES = 2  # warpgroups that share the output's columns
 REGISTERS = RoleRegisters(values=168, scores=120, load=56)
-CONVERTED_BLOCK_N = 32  # keys of a tile of 8-bit latents, which the role that loads converts
-STAGED = 2  # tiles of 8 bits that may be on their way; one more is in registers
-STAGES_BESIDE = 6  # slots of half a tile that fit beside them
+CONVERTED_BLOCK_N = 32  # keys of a tile of 8-bit latents, which the loading role converts
+STAGED = 2  # 8-bit tiles that may be in flight; one more is in registers
+STAGES_BESIDE = 6  # slots of half a tile that fit beside the 8-bit tiles
 CONVERTING = RoleRegisters(values=160, scores=104, load=88)
-SWAP_AB_KEYS = 64  # of a tile with swap-AB: rows of a product
+SWAP_AB_KEYS = 64  # keys of a warpgroup's tile with swap-AB: the rows of a wgmma
 SWAP_AB_STAGES = 5
-NARROW_WARPGROUPS = 2  # over 8-bit latents: each has 64 keys of a tile, and half of the output's columns
-NARROW_STAGES = 4  # 128 KiB, with rotary parts 160
-BOTH = Registers(consumer=216, producer=72)  # 504 in all, as at the launch of 12 warps
+NARROW_WARPGROUPS = 2  # with 8-bit latents and swap-AB: each has 64 keys of a tile and half of the output's columns
+NARROW_STAGES = 4  # 128 KiB of slots, 160 with rotary parts
+BOTH = Registers(consumer=216, producer=72)  # 2 * 216 + 72 = 504, what 12 warps have at launch
 SCALED = 128  # columns of 8-bit latents that may share a scale
-SWAP_AB_ROWS = 16  # rows of queries of a sequence up to which swap-AB is chosen: as many as one tile has
-GATHERING = 232  # registers of a producer that has the addresses of 16 rows
+SWAP_AB_ROWS = 16  # up to so many query rows of a sequence swap-AB is chosen: the rows of one tile
+GATHERING = 232  # registers a thread of a producer that holds the addresses of gathered rows
 ONCE = "latents are read once, as keys and as values; two warpgroups share the output, whose weights a third one makes"
 ON_THE_LEFT = "latents are read once, as keys and as values, on the left of the products with 16 columns for queries"
 
@@ -87,58 +86,57 @@ class MlaConfig(LatentSizes, StreamConfig):
     """Tiles and resources of one compiled kernel; `choose_tiles` fills in what does not vary. `stages`: slots of half a
     tile's latents."""
 
-    latents: Element | None = None  # of 8-bit latents in memory, which the role that loads converts, see eight_bit.py
-    own_rope: bool = False  # whether rotary columns of queries are in a tensor of their own
-    narrow_rope: bool = False  # whether those of keys have 8 bits, too
-    recomputes: bool = False  # whether rows that owe NaN to a hidden latent are attended to again, see recompute.py
-    hides_in_loop: ClassVar[bool] = False  # whether the loop keeps hidden latents that are not finite out
-    ctas: ClassVar[int] = 1  # on an SM
-    scale_bytes: ClassVar[int] = 0  # of a tile in the ring
+    latents: Element | None = None  # element of 8-bit latents, which the loading role converts, see eight_bit.py
+    own_rope: bool = False  # whether the queries' rotary columns are in a tensor of their own
+    narrow_rope: bool = False  # whether the keys' rotary parts have 8 bits, too
+    recomputes: bool = False  # whether rows with NaN from a hidden latent are computed again, see recompute.py
+    hides_in_loop: ClassVar[bool] = False  # whether the key loop itself removes hidden NaN and infinite latents
+    ctas: ClassVar[int] = 1  # CTAs an SM
+    scale_bytes: ClassVar[int] = 0  # bytes of scales of a tile in the ring
     overlap: ClassVar[Overlap] = Overlap()
     swap_ab: ClassVar[bool] = False  # whether latents are the left operands of the products
     why: ClassVar[str] = ONCE
     tiles_outermost: ClassVar[bool] = True
-    rows: ClassVar[int] = CONSUMER_ROWS  # of a tile of queries
+    rows: ClassVar[int] = CONSUMER_ROWS  # rows of a query tile
 
     padded_qk = property(attrgetter("dim_qk"))
     padded_v = property(attrgetter("dim_v"))
 
     @property
     def rope_stages(self) -> int:
-        """Slots of rotary parts: of as many tiles as have latents in the ring."""
+        """Slots of rotary parts: one for each tile that has latents in the ring."""
         return -(-self.stages // 2)
 
     @property
     def latent_element(self) -> Element:
-        """Of latents in the ring."""
+        """Element of latents in the ring."""
         return self.element
 
     @property
     def rope_element(self) -> Element:
-        """Of rotary parts in the ring."""
+        """Element of rotary parts in the ring."""
         return self.element
 
-    rope_column = property(lambda self: self.dim_v if self.latents is None else 0)  # of rotary parts in their tensor
+    rope_column = property(lambda self: self.dim_v if self.latents is None else 0)  # first column of rotary parts
     rope_bytes = property(lambda self: self.rope_element.bytes * self.block_n * self.rope)
     half_bytes = property(lambda self: self.latent_element.bytes * self.block_n * self.half)
 
     @property
     def clears(self) -> bool:
-        """Whether the role that loads clears latents past the end of a sequence; the one that converts does so itself,
+        """Whether the producer zeroes latents past the end of a sequence. The converting role does it in its own tile,
         and gathered rows repeat the last one."""
         return self.schedule.has_lengths and self.latents is None and not self.gathers
 
     @property
     def words(self) -> str:
-        """Tile and rings as text."""
+        """Tile and rings in words, for a plan."""
         rings = f"rings rotary {self.rope_stages} halves of latents {self.stages}"
         return f"tile {self.rows} x {self.block_n}, 2 x {self.half} output columns, {rings}"
 
     @cached_property
     def topology(self) -> Topology:
-        """Roles, rings, and the signals beside them. A half of latents is given back by the role with its columns, the
-        last to read it; a rotary part by both of these, which read the probabilities in its place, and so the factors
-        beside them."""
+        """Roles, rings and signals. A half of latents is released by the role that has its columns, which reads it
+        last. A rotary part is released by both of these roles, which read P in its place; so are the factors."""
         values = tuple(f"values {half}" for half in range(HALVES))
         registers = REGISTERS if self.latents is None else CONVERTING
         roles = [Role(name, 4, registers.values) for name in values]
@@ -156,54 +154,54 @@ class MlaConfig(LatentSizes, StreamConfig):
         load = Role("load", warps, registers.load)
         return Topology((*roles, load), rings, self.private_bytes, (landed,))
 
-    lane_bytes = property(lambda self: 4 * 4 * self.rows)  # of four fp32 numbers a row
+    lane_bytes = property(lambda self: 4 * 4 * self.rows)  # bytes of four fp32 numbers a row
 
     @property
     def private_bytes(self) -> int:
-        """Shared memory beside the rings: queries; tiles of 8 bits."""
+        """Bytes beside the rings: queries, and 8-bit tiles."""
         staged = 0 if self.latents is None else STAGED * self.staged_bytes
         return self.element.bytes * self.rows * self.dim_qk + staged
 
     @property
     def staged_bytes(self) -> int:
-        """Of a tile of 8 bits."""
+        """Bytes of an 8-bit tile."""
         assert self.latents is not None
         return self.latents.bytes * self.block_n * (self.dim_qk if self.narrow_rope else self.dim_v)
 
     @property
     def smem_bytes(self) -> int:
-        """Shared memory of tiles and barriers; the compiler adds `decode.choice.SLACK` at most."""
+        """Bytes of tiles and barriers; the compiler adds `decode.choice.SLACK` at most."""
         return self.topology.smem_bytes
 
 
 @dataclass(frozen=True)
 class SwapAbMlaConfig(MlaConfig):
-    """Tiles and resources of one compiled kernel."""
+    """Tiles and resources of one compiled kernel with swap-AB."""
 
-    clears: ClassVar[bool] = False  # hidden values are taken out where they are multiplied
-    warpgroups: int = 1  # that attend, for 64 keys of a tile each
+    clears: ClassVar[bool] = False  # the consumer removes hidden values itself
+    warpgroups: int = 1  # consumer warpgroups, each with 64 keys of a tile
     swap_ab: ClassVar[bool] = True
     why: ClassVar[str] = ON_THE_LEFT
     rows: ClassVar[int] = 16
 
     @property
     def latent_element(self) -> Element:
-        """Of latents in the ring."""
+        """Element of latents in the ring."""
         return self.latents or self.element
 
     @property
     def rope_element(self) -> Element:
-        """Of rotary parts in the ring."""
+        """Element of rotary parts in the ring."""
         return self.latent_element if self.narrow_rope else self.element
 
     @property
     def operand(self) -> Element:
-        """Of products with latents: those of 8 bits become fp16."""
+        """Element of wgmma operands with latents; 8-bit latents become fp16."""
         return self.element if self.latents is None else FP16
 
     attending_warps = property(lambda self: 4 * self.warpgroups)
-    query_columns = property(lambda self: self.half if self.latents is None else self.dim_v)  # of a block of queries
-    weights = property(lambda self: 1 if self.latents is None else self.dim_v // SCALED)  # tiles of them
+    query_columns = property(lambda self: self.half if self.latents is None else self.dim_v)  # columns of a Q tile
+    weights = property(lambda self: 1 if self.latents is None else self.dim_v // SCALED)  # number of P tiles
     scale_bytes = property(lambda self: 0 if self.latents is None else 4 * self.weights * self.block_n)  # of a tile
 
     hides_in_loop = property(lambda self: self.latents is None)
@@ -220,8 +218,8 @@ class SwapAbMlaConfig(MlaConfig):
 
     @property
     def private_bytes(self) -> int:
-        """Shared memory beside the rings: queries; weights; scales of tiles in the ring; of 16-bit latents a quarter of
-        the output in fp32, while its rows and columns change places."""
+        """Bytes beside the rings: queries, P, scales of tiles in the ring, and with 16-bit latents a
+        quarter of the output in fp32 for its transposition."""
         own = self.operand.bytes * self.rows * (self.dim_qk + self.weights * self.block_n)
         turned = 4 * self.rows * self.dim_v // 4 if self.latents is None else 0
         return own + turned + self.rope_stages * self.scale_bytes
@@ -234,13 +232,13 @@ class SwapAbMlaConfig(MlaConfig):
 
 def choose_tiles(element: Element, page_size: int = 0) -> MlaConfig:
     """The configuration for `page_size` keys a page (0: not paged). A head has at least 16 rows of 512 columns, too
-    many for the last CTA alone to combine."""
+    many for one CTA to combine, so a separate kernel does."""
     box = min(page_size & -page_size, BLOCK_N) or None
     return MlaConfig(OperandFormat(element, *LATENT), BLOCK_N, STAGES, box, combine=Combine(separate_kernel=True))
 
 
 def tiles_of(problem: Problem) -> MlaConfig:
-    """The configuration for a problem of any number of rows."""
+    """The configuration without swap-AB, for any number of query rows."""
     config = choose_tiles(problem.element, problem.page_size)
     if problem.rope:
         config = replace(
@@ -251,8 +249,8 @@ def tiles_of(problem: Problem) -> MlaConfig:
 
 
 def swap_ab_tiles(problem: Problem, grid: int) -> SwapAbMlaConfig:
-    """The configuration with swap-AB, for `grid` CTAs. With a sequence for each of them few have parts, which the last
-    CTA of a sequence adds up; a second kernel would take 7 µs to find none."""
+    """The configuration with swap-AB, for `grid` CTAs. With as many heads as CTAs few heads are split, and the last CTA
+    of a head combines its parts; a separate kernel would take 7 µs to find none."""
     groups = NARROW_WARPGROUPS if problem.rope else 1
     keys = groups * SWAP_AB_KEYS
     box = min(problem.page_size & -problem.page_size, keys) or None
@@ -266,18 +264,18 @@ def swap_ab_tiles(problem: Problem, grid: int) -> SwapAbMlaConfig:
 
 
 def takes_swap_ab(problem: Problem) -> bool:
-    """Whether the kernel with swap-AB can run a latent problem: its rows of queries fit one tile."""
+    """Whether the kernel with swap-AB can run a latent problem: the query rows of a sequence fit one tile."""
     return problem.seq_q * problem.heads_q <= SwapAbMlaConfig.rows
 
 
 def choose(
     problem: Problem, target: Arch, *, options: PlanOptions = DEFAULT_OPTIONS, swap_ab: bool | None = None
 ) -> Choice:
-    """The choice for a latent problem that decode takes; `swap_ab`: whether queries are the right operands, by default
-    for up to `SWAP_AB_ROWS` rows."""
+    """Chooses the configuration of a latent problem that decode takes. `swap_ab`: whether to use swap-AB; None: for up
+    to `SWAP_AB_ROWS` query rows."""
     check_takes(problem)
     in_any_step = options.batch_invariant and problem.ragged_queries
-    if swap_ab is None:  # the steps of a sequence differ in their rows, and must not in their kernel
+    if swap_ab is None:  # batch-invariant steps of a sequence may differ in rows, but must not in their kernel
         swap_ab = not in_any_step and problem.seq_q * problem.heads_q <= SWAP_AB_ROWS
     if swap_ab and not takes_swap_ab(problem):
         raise ValueError(f"swap-AB takes up to {SwapAbMlaConfig.rows} rows of queries")

@@ -1,5 +1,5 @@
-"""Queries and shared memory of the Hopper kernel for latent attention. Its roles get a `DecodeContext`, in which `q` is
-`LatentQueries`, `keys.k` is for the rotary parts and `keys.v` for the latents."""
+"""Queries and shared memory of Hopper's kernel for latent attention. Its roles get a `DecodeContext` in which `q` is a
+`LatentQueries`, `keys.k` holds the rotary parts and `keys.v` the latents."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -13,7 +13,7 @@ from ..layouts import element_type, tile_layout
 
 @gluon.jit
 def latent_queries(q, config: gl.constexpr):
-    """Of a `LatentQueryArgs`, or of a `StridedRows` that has both."""
+    """The `LatentQueries` of a `LatentQueryArgs` or `StridedRows`."""
     if config.own_rope:
         return LatentQueries(matrix(q.latent), matrix(q.rope), 0)
     else:
@@ -22,11 +22,11 @@ def latent_queries(q, config: gl.constexpr):
 
 @gluon.aggregate
 class LatentTiles:
-    """Tiles of 8-bit latents on their way to the role that converts them, two blocks of columns each."""
+    """Shared memory in which 8-bit latents arrive before they are converted, two blocks of columns a tile."""
 
     smem: gl.shared_memory_descriptor  # [2 * tiles, 1, N, 1, 256]
-    rope: gl.base_value  # [tiles, 1, N, 1, 64] of rotary parts of 8 bits, else ()
-    landed: gl.shared_memory_descriptor  # [tiles, 1] barriers: the copies have arrived
+    rope: gl.base_value  # [tiles, 1, N, 1, 64] for 8-bit rotary parts, else ()
+    landed: gl.shared_memory_descriptor  # [tiles, 1] barriers that complete when a tile has arrived
 
     @gluon.jit
     def block(self, slot, part: gl.constexpr):
@@ -35,7 +35,7 @@ class LatentTiles:
 
 @gluon.jit
 def make_latent_tiles(config: gl.constexpr):
-    """Allocate them and initialise their barriers; () without 8-bit latents."""
+    """Allocates the `LatentTiles` and initialises their barriers; () without 8-bit latents."""
     if config.latents is None:
         return ()
     else:
@@ -55,21 +55,21 @@ def make_latent_tiles(config: gl.constexpr):
 
 @gluon.aggregate
 class MlaRings:
-    """Shared memory. Halves of the latents of a tile are slots of their own; the tile's probabilities replace its
-    rotary part. One more barrier follows those of `v`: for a tile that the producer clears before it is read."""
+    """Shared memory. Each half of a tile's latents has a slot of its own; P overwrites the tile's rotary part. After
+    the barriers of `v` there is one more, for a tile that the producer must zero rows of before it is read."""
 
     k: StagedPipeline  # [rope stages, 1, N, 1, 64], rotary parts
     v: StagedPipeline  # [stages, 1, N, 1, 256], halves of latents
     q: gl.shared_memory_descriptor  # [2, 64, 256]
     q_rope: gl.shared_memory_descriptor  # [1, 64, 64]
-    factors: StagedPipeline  # [rope stages, 64, 4] fp32: those that rescale to a tile's maxima; full with probabilities
-    sums: StagedPipeline  # [2, 64, 4] fp32: an item's reference maxima, and sums
-    latents: gl.base_value  # `LatentTiles` of 8 bits; () where those in memory have 16
+    factors: StagedPipeline  # [rope stages, 64, 4] fp32: rescale O to a tile's maxima; `full` also means P is there
+    sums: StagedPipeline  # [2, 64, 4] fp32: an item's reference maxima, and row sums
+    latents: gl.base_value  # `LatentTiles`; () with 16-bit latents
 
 
 @gluon.jit
 def make_mla_rings(config: gl.constexpr):
-    """Allocate shared memory and initialise every barrier."""
+    """Allocates shared memory, initialises barriers."""
     dtype: gl.constexpr = element_type(config.element)
     k = ring_tiles(dtype, config.rope_stages, config.block_n, config.rope)
     v = ring_tiles(dtype, config.stages, config.block_n, config.half)
@@ -85,7 +85,7 @@ def make_mla_rings(config: gl.constexpr):
 
 @gluon.jit
 def make_row_ring(config: gl.constexpr, name: gl.constexpr, stages: gl.constexpr, parts: gl.constexpr):
-    """A ring of an edge whose tiles have four numbers a row, in fp32, and are filled by the four warps of a role."""
+    """Makes the ring of edge `name`, whose tiles have four fp32 numbers a row and are written by four warps."""
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     smem = gl.allocate_shared_memory(gl.float32, [stages * parts, config.rows, 4], plain)
     return make_pipeline(smem, empty_arrivals(config.topology, name), stages, parts, fills=4)
@@ -93,19 +93,19 @@ def make_row_ring(config: gl.constexpr, name: gl.constexpr, stages: gl.constexpr
 
 @gluon.aggregate
 class SwapAbRings:
-    """Shared memory where queries are the right operands, with the rings of `MlaRings`."""
+    """Shared memory with swap-AB; `k` and `v` are the rings of `MlaRings`."""
 
     k: StagedPipeline  # [rope stages, 1, N, 1, 64], rotary parts
     v: StagedPipeline  # [stages, 1, N, 1, 256], halves of latents
-    q: gl.shared_memory_descriptor  # [2, R, 256]; [1, R, 512] over latents of 8 bits
+    q: gl.shared_memory_descriptor  # [2, R, 256]; [1, R, 512] with 8-bit latents
     q_rope: gl.shared_memory_descriptor  # [1, R, 64]
-    p: gl.shared_memory_descriptor  # [1, R, N], weights of a tile; [4, R, N] of blocks of 8-bit latents' columns
-    scales: gl.base_value  # [rope stages, 4 * N] fp32 of these blocks; () of latents of 16 bits
+    p: gl.shared_memory_descriptor  # [1, R, N], P of a tile; with 8-bit latents [4, R, N], for blocks of 128 columns
+    scales: gl.base_value  # [rope stages, 4 * N] fp32, for these blocks; () with 16-bit latents
 
 
 @gluon.jit
 def make_swap_ab_rings(config: gl.constexpr):
-    """Allocate shared memory and initialise every barrier."""
+    """Allocates shared memory, initialises barriers."""
     rope: gl.constexpr = element_type(config.rope_element)
     latents: gl.constexpr = element_type(config.latent_element)
     k = ring_tiles(rope, config.rope_stages, config.block_n, config.rope)
@@ -127,21 +127,21 @@ def make_swap_ab_rings(config: gl.constexpr):
 
 @gluon.jit
 def ring_tiles(dtype: gl.constexpr, slots: gl.constexpr, rows: gl.constexpr, cols: gl.constexpr):
-    """Memory for tiles that TMA writes, [slots, 1, rows, 1, cols]."""
+    """Shared memory for tiles that TMA writes, [slots, 1, rows, 1, cols]."""
     layout: gl.constexpr = tile_layout(rows, cols, dtype)
     return gl.allocate_shared_memory(dtype, [slots, 1, rows, 1, cols], layout)
 
 
 @gluon.jit
 def row_tiles(dtype: gl.constexpr, number: gl.constexpr, rows: gl.constexpr, cols: gl.constexpr):
-    """Memory for tiles that products read, [number, rows, cols]."""
+    """Shared memory for tiles that wgmma reads, [number, rows, cols]."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([rows, cols], dtype)
     return gl.allocate_shared_memory(dtype, [number, rows, cols], layout)
 
 
 @gluon.aggregate
 class TileSlots:
-    """Where the next tile is in its rings: its rotary part, and the left half of its latents before the right."""
+    """The ring slots of a tile: its rotary part, and the left and right half of its latents, which are neighbours."""
 
     rope: PipelineState
     left: PipelineState
@@ -149,14 +149,14 @@ class TileSlots:
 
     @gluon.jit
     def step(self):
-        """Where the tile after it is."""
+        """The slots of the next tile."""
         left = self.right.step()
         return TileSlots(self.rope.step(), left, left.step())
 
 
 @gluon.jit
 def tile_slots(config: gl.constexpr, first: gl.constexpr):
-    """Those of the first tile; `first`: `consumer_state` or `producer_state`."""
+    """The slots of the first tile; `first`: `consumer_state` or `producer_state`."""
     left = first(config.stages)
     return TileSlots(first(config.rope_stages), left, left.step())
 
@@ -169,7 +169,7 @@ def half_tile(ctx, slot):
 
 @gluon.jit
 def half_words(ctx, slot, dtype: gl.constexpr):
-    """The same half of 8-bit latents as wider integers [N, 256 bytes]."""
+    """The half of 8-bit latents in a slot, viewed as wider integers [N, 256 bytes]."""
     shape: gl.constexpr = [ctx.config.block_n, ctx.config.half * 8 // dtype.primitive_bitwidth]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(shape, dtype)
     return ctx.rings.v.tile(slot).reinterpret(dtype, shape, layout)

@@ -1,14 +1,14 @@
-"""The role that loads 8-bit latents and converts them to the tiles that the warpgroups read.
+"""The loading role for 8-bit latents without swap-AB: loads them and converts them to the consumers' 16-bit tiles.
 
       DRAM ── TMA ──▶ two tiles of 8 bits ── LDS ──▶ registers ── × scale, round ──▶ latents of a slot, 16 bits
       DRAM ── TMA ─────────────────────────────────────────────────────────────────▶ rotary part of the slot
 
-A warpgroup, in the place of the producer's warp: a tile is 128 elements a thread. When all of it is in registers the
-copy of the tile after the next one starts into its place, so two copies are in flight while a third tile is converted.
-A slot is full when its rotary part has arrived and the warpgroup has written its latents; a rotary part of 8 bits takes
-the latents' way. Scales, one for a token or four, are loaded into registers a tile ahead, page numbers another one.
+The role is a warpgroup instead of a producer warp; a tile is 128 elements a thread. Once all of a tile is in registers,
+the copy of the tile after the next starts into its place, so two copies are in flight while a third tile is converted.
+A slot is full when its rotary part has arrived and the warpgroup has written its latents. 8-bit rotary parts are
+converted like latents. Scales, one or four a token, are loaded into registers one tile ahead, page numbers two.
 
-Rows past the end of a sequence are cleared in the 8-bit tile, since a value's weight of 0 does not hide a NaN.
+Rows past the end of a sequence are zeroed in the 8-bit tile, because a weight of 0 times NaN is NaN.
 """
 
 from triton.experimental import gluon
@@ -22,15 +22,15 @@ from ..layouts import element_type
 from .context import half_tile, rope_tile, tile_slots
 from .load import load_rope
 
-COLUMNS = gl.constexpr(128)  # of a scale
-# 16 bytes of 8-bit elements a lane, 64 of a row. Eight lanes have rows 5 apart, whose swizzles differ in the bits that
-# bring all of them to different banks, both as 8 bits and as pieces of 16 bytes of 16 bits.
+COLUMNS = gl.constexpr(128)  # columns that share a scale
+# A lane has pieces of 16 bytes of 8-bit elements, and four lanes 64 bytes of a row. Rows of eight lanes are chosen such
+# that their swizzles put them in different banks, both for 8-bit loads and for 16-byte stores of 16-bit elements.
 _PIECES = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 64], [0, 128]]
 _LANES = [[0, 16], [0, 32], [5, 0], [2, 0], [4, 0]]
 _WARPS = [[8, 0], [16, 0]]
 STORED = gl.constexpr(gl.DistributedLinearLayout(_PIECES, _LANES, _WARPS, [], [32, 256]))
-ROTARY = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0]))  # the same of rotary parts
-SCALED = gl.constexpr(  # the same by blocks of a scale
+ROTARY = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0]))  # the layout of rotary parts
+SCALED = gl.constexpr(  # `STORED` with the columns as (block of a scale, column in the block)
     gl.DistributedLinearLayout(
         *([[row, column // 128, column % 128] for row, column in bases] for bases in (_PIECES, _LANES, _WARPS)),
         [], [32, 2, 128],
@@ -40,10 +40,10 @@ SCALED = gl.constexpr(  # the same by blocks of a scale
 
 @gluon.jit
 def load_latents(ctx):
-    """Load and convert every tile of this CTA's range, in order."""
+    """Loads and converts every tile of this CTA's range, in order."""
     config: gl.constexpr = ctx.config
     slots = tile_slots(config, producer_state)
-    number = gl.to_tensor(0)  # tiles of this CTA before
+    number = gl.to_tensor(0)  # tiles that this CTA has converted
     cursor = ctx.start
     while cursor.unit < ctx.end:
         item = item_at(ctx, cursor)
@@ -69,7 +69,7 @@ def load_latents(ctx):
 
 @gluon.jit
 def copy_latents(ctx, item, boxes, number, there):
-    """Start the copy of the latents of tile `number` of this CTA into its 8-bit tile, if it is `there`."""
+    """If tile `number` of this CTA is `there`, starts loading it into its 8-bit tile."""
     config: gl.constexpr = ctx.config
     policy: gl.constexpr = STREAMED if config.schedule.one_row_tile else None
     tiles = ctx.rings.latents
@@ -90,7 +90,7 @@ def copy_latents(ctx, item, boxes, number, there):
 
 @gluon.jit
 def box_of(tile, box: gl.constexpr, config: gl.constexpr):
-    """Rows of a tile [1, N, 1, cols] that one copy fills."""
+    """The rows of a tile [1, N, 1, cols] that one TMA box fills."""
     if config.boxes == 1:
         return tile
     else:
@@ -99,8 +99,8 @@ def box_of(tile, box: gl.constexpr, config: gl.constexpr):
 
 @gluon.jit
 def take_latents(ctx, number, valid):
-    """Both blocks of tile `number` of this CTA in registers, rows from `valid` on 0, and its rotary part if that has 8
-    bits; its place is free then."""
+    """Waits for tile `number` of this CTA and loads it to registers: both blocks of latents, rows from `valid` on as 0,
+    and an 8-bit rotary part; its place is free then."""
     config: gl.constexpr = ctx.config
     tiles = ctx.rings.latents
     slots: gl.constexpr = tiles.landed.shape[0]
@@ -121,7 +121,7 @@ def take_latents(ctx, number, valid):
 
 @gluon.jit
 def clear_rows(tile, valid):
-    """Rows of a tile from `valid` on become 0; each thread reads later what it writes here."""
+    """Zeroes the rows of a tile from `valid` on, in the layout in which threads load them afterwards."""
     row = gl.arange(0, tile.shape[0], gl.SliceLayout(1, STORED))[:, None]
     found = tile.load(STORED).to(gl.int8, bitcast=True)
     tile.store(gl.where(row < valid, found, gl.zeros_like(found)).to(tile.dtype, bitcast=True))
@@ -129,8 +129,8 @@ def clear_rows(tile, valid):
 
 @gluon.jit
 def load_scales(ctx, item, i, boxes):
-    """Scales [N, 2] of both blocks of tile number `i`, 0 past the end of the sequence; then [N] of a rotary part of 8
-    bits."""
+    """Loads the scales [N, 2] of each half of tile number `i`, and [N] of an 8-bit rotary part; 0 past the end of the
+    sequence."""
     config: gl.constexpr = ctx.config
     source = ctx.keys.v
     at, there = scale_rows(ctx, item, i, boxes, gl.SliceLayout(1, gl.SliceLayout(2, SCALED)))
@@ -148,7 +148,7 @@ def load_scales(ctx, item, i, boxes):
 
 @gluon.jit
 def scale_rows(ctx, item, i, boxes, layout: gl.constexpr):
-    """(elements from the first scale to those of the keys of tile number `i`, whether there are such keys), [N]."""
+    """(offsets of the scales of tile number `i`'s keys, in elements; whether the keys exist), both [N]."""
     config: gl.constexpr = ctx.config
     source = ctx.keys.v
     row = gl.arange(0, config.block_n, layout)
@@ -166,7 +166,7 @@ def scale_rows(ctx, item, i, boxes, layout: gl.constexpr):
 
 @gluon.jit
 def fill_slots(ctx, slots, item, boxes, latents, scales):
-    """A tile's converted latents, and its rotary part by TMA or converted, too, into the next slots."""
+    """Fills a tile's slots: converts its latents, and loads its rotary part by TMA or converts it, too."""
     config: gl.constexpr = ctx.config
     if not config.narrow_rope:
         load_rope(ctx, slots.rope, item, boxes)
@@ -183,7 +183,7 @@ def fill_slots(ctx, slots, item, boxes, latents, scales):
 
 @gluon.jit
 def fill_half(ctx, slot, latents, scales):
-    """Half of a tile's latents, converted, into a slot."""
+    """Converts half of a tile's latents and writes it to a slot."""
     full = ctx.rings.v.producer_acquire(slot)
     half_tile(ctx, slot).store(converted(latents, scales, ctx.config))
     fence_async_shared()
@@ -192,7 +192,7 @@ def fill_half(ctx, slot, latents, scales):
 
 @gluon.jit
 def converted(x, scale, config: gl.constexpr):
-    """A block [N, columns] times its scales [N, blocks], rounded once."""
+    """Multiplies half a tile [N, 256] by its scales [N, 2] and rounds once."""
     dtype: gl.constexpr = element_type(config.element)
     blocks: gl.constexpr = config.half // COLUMNS
     wide = gl.convert_layout(x.reshape([config.block_n, blocks, COLUMNS]), SCALED, assert_trivial=True)

@@ -1,18 +1,18 @@
-"""Latents of 8 bits as left operands: how they come from shared memory to registers, and which row and column each is.
+"""8-bit latents as left operands of wgmma: how they are loaded to registers, and with which order of rows and columns.
 
-As keys a thread takes 16 bytes of a row at once, as in decode (decode/eight_bit.py), but every fourth of a block of
-columns to a lane, so that the eight lanes of a quarter of a load are in eight banks of 16 bytes each:
+As keys, a thread loads 16 contiguous bytes of a row at a time, as in decode (decode/eight_bit.py). Here each of four
+lanes has a quarter of a block's columns, so that eight lanes that load together access different banks:
 
       K [N, C]     row = key        columns of a thread  C/4 t + 0 … C/4 - 1
                                     become its  {2 t, 2 t + 1, 2 t + 8, 2 t + 9} of C / 16 × 16
 
-As values two neighbouring columns of a key are one number of 16 bits, of which one instruction transposes 8 × 8
-(ldmatrix), so that a register has both columns of two neighbouring keys. Its bytes change places once, and either half
-becomes two numbers of fp16, the keys of one column:
+As values, two neighbouring columns of a key are treated as one 16-bit number. ldmatrix transposes 8 × 8 of these, so
+that a register holds both columns of two neighbouring keys. Its bytes are permuted once, and each half is converted to
+two fp16 numbers, two keys of one column:
 
       Vᵀ [C, N]    column = key     columns 2 (8 w + g) and the next one become rows g and g + 8 in warp w
 
-(t = lane mod 4, g = lane div 4; with 4 warps w counts to 8 in two tiles of 64 rows.)
+(t = lane mod 4, g = lane div 4; with 4 warps, w counts to 8 over two tiles of 64 rows.)
 """
 
 from triton.experimental import gluon
@@ -24,19 +24,19 @@ from ..layouts import accumulator_layout
 
 @gluon.constexpr_function
 def accumulators(config):
-    """Registers of a product [64 n, R] of the role that attends."""
+    """Registers of a product [64 n, R] of the consumer role."""
     return accumulator_layout(config.rows, warps=config.attending_warps)
 
 
 @gluon.constexpr_function
 def operand_registers(config):
-    """Registers of its left operand [64 n, columns] of fp16."""
+    """Registers of its left operand [64 n, columns] in fp16."""
     return gl.DotOperandLayout(0, accumulators(config), 2)
 
 
 @gluon.constexpr_function
 def key_bytes(keys, columns, warps):
-    """Registers of keys [N, C] as they are stored."""
+    """Registers in which keys [N, C] are loaded."""
     own = columns // 4
     registers = [*doublings(1, 16, 1), [8, 0], *doublings(16, own, 1), *doublings(16 * warps, keys, 0)]
     lanes = doublings(own, columns, 1) + doublings(1, 8, 0)
@@ -45,7 +45,7 @@ def key_bytes(keys, columns, warps):
 
 @gluon.constexpr_function
 def value_pairs(columns, keys, warps):
-    """Registers of values [C / 2, N], pairs of columns as 16 bits."""
+    """Registers in which values [C / 2, N] are loaded, pairs of columns as 16 bits."""
     pairs = columns // 2
     registers = [[0, 1], *doublings(8, keys, 1), *doublings(8 * warps, pairs, 0)]
     lanes = doublings(2, 8, 1) + doublings(1, 8, 0)
@@ -54,7 +54,7 @@ def value_pairs(columns, keys, warps):
 
 @gluon.jit
 def in_key_order(x, columns: gl.constexpr):
-    """[M, D] with columns in the order that keys of so many columns have as operands."""
+    """Permutes columns of [M, D] as those of keys in blocks of `columns`."""
     rows: gl.constexpr = x.shape[0]
     x = x.reshape([rows, x.shape[1] // columns, 4, columns // 64, 4, 2, 2])
     return x.permute((0, 1, 3, 4, 5, 2, 6)).reshape([rows, x.shape[1] * columns])
@@ -62,7 +62,7 @@ def in_key_order(x, columns: gl.constexpr):
 
 @gluon.jit
 def key_operand(tile, config: gl.constexpr):
-    """Keys [N, C] in fp16 as the left operand."""
+    """Loads keys [N, C] and converts them to an fp16 left operand."""
     columns: gl.constexpr = tile.shape[1]
     k = tile.load(key_bytes(config.block_n, columns, config.attending_warps)).to(gl.float16)
     return gl.convert_layout(in_key_order(k, columns), operand_registers(config), assert_trivial=True)
@@ -70,7 +70,7 @@ def key_operand(tile, config: gl.constexpr):
 
 @gluon.jit
 def value_operand(pairs, config: gl.constexpr):
-    """Values [N, C / 2], pairs of columns as 16 bits, in fp16 as the left operand [C, N]."""
+    """Loads values [N, C / 2], pairs of columns as 16 bits, and converts them to an fp16 left operand [C, N]."""
     count: gl.constexpr = pairs.shape[1]
     keys: gl.constexpr = config.block_n
     warps: gl.constexpr = config.attending_warps
@@ -84,14 +84,14 @@ def value_operand(pairs, config: gl.constexpr):
 
 @gluon.jit
 def by_rows(o):
-    """A product [C, R] with such an operand as rows [R, C] with the columns in order."""
+    """Transposes a product [C, R] of `value_operand`, columns in original order."""
     columns: gl.constexpr = o.shape[0]
     return o.reshape([columns // 16, 2, 8, o.shape[1]]).permute((3, 0, 2, 1)).reshape([o.shape[1], columns])
 
 
 @gluon.constexpr_function
 def columns_asm(element):
-    """PTX for two registers of fp16, a column of two keys each, from one with the bytes of both columns."""
+    """PTX that makes two registers of fp16, each one column of two keys, from one with the bytes of both columns."""
     kind = {"fp8e4nv": "e4m3x2", "fp8e5": "e5m2x2"}[element]
     return (
         "{ .reg .b32 x; .reg .b16 low, high; prmt.b32 x, $2, 0, 0x3120; mov.b32 {low, high}, x;"

@@ -1,17 +1,17 @@
-"""Latents of 8 bits as left operands: converted to fp16 in registers, once as keys and once as values, and written
-nowhere (eight_bit_operands.py has the layouts).
+"""Swap-AB with 8-bit latents: the consumer loads them to registers, once as keys and once as values, and converts them
+there to fp16 left operands (eight_bit_operands.py has the layouts).
 
       rotary part ───────────────────────────────────────▶ Sᵀ [128, 16]  + Σ block · Qᵀ × the block's scales ──▶ softmax
       latents [128, 512] of 8 bits, blocks of 128 columns ─┘                                                       │
                                       └──▶ Oᵀ of each block [128, 16] += blockᵀ · Pᵀ, weights times its scales ◀──┘
 
-Two warpgroups are one role: each has 64 keys of a tile's scores, and half of every block's columns in the output, so
-their sums never meet, and weights go through shared memory anyway. A block is converted while the product of the one
-before runs.
+Two warpgroups form one role. In scores each has 64 keys of a tile, in the output half of every block's columns, so they
+add up nothing together; weights go through shared memory anyway. A block is converted while the product of the previous
+one runs.
 
-A scale of a key's block is part of the exponent of its weight, so each block has weights of its own, and references of
-their own, which keep them within fp16 whatever scales are. Scales of a token or of all of them are those of four
-blocks. Queries of bf16 become fractions of their row's power of two. Scales arrive with the rotary part in its slot.
+As values, a block's scale is added to its weight's exponent, so each block has its own weights, and a reference of its
+own that keeps them within fp16 whatever the scales. A scale per token, or one for all, counts as four equal ones. bf16
+queries are divided by a power of two per row. Scales are loaded with the rotary part and share its barrier.
 """
 
 from triton.experimental import gluon
@@ -36,7 +36,7 @@ from .context import TileSlots, half_tile, half_words, rope_tile
 from .eight_bit_operands import accumulators, by_rows, in_key_order, key_operand, value_operand
 from .recompute import attend_again, owes_nan
 
-BLOCK = gl.constexpr(128)  # columns of a scale
+BLOCK = gl.constexpr(128)  # columns that share a scale
 BLOCKS = gl.constexpr(4)
 
 
@@ -44,18 +44,18 @@ BLOCKS = gl.constexpr(4)
 class NarrowLatents:
     """Loop state of one item."""
 
-    o: gl.tuple  # of each block [128, R] fp32, rows in the order of `value_operand`
-    most: gl.tuple  # [R] of each block: reference of its weights, above m
-    m: gl.tensor  # [R], of the sums
-    l: gl.tensor  # [warps, 8, R]
-    power: gl.tensor  # [R], of the queries
+    o: gl.tuple  # each block's output [128, R] fp32, rows in the order of `value_operand`
+    most: gl.tuple  # [R] each block's reference of weights, in exponents above m
+    m: gl.tensor  # [R] reference maximum of scores
+    l: gl.tensor  # [warps, 8, R] this thread's part of the row sums
+    power: gl.tensor  # [R] power of two by which each query was divided
     slots: TileSlots
 
 
 @gluon.jit
 def copy_latent_scales(ctx, slot, item, i, pages):
-    """Start to copy the scales of key tile number `i` to a slot of rotary parts, when it is free; its barrier waits for
-    them. Past the last key they are 0."""
+    """Waits for a slot of rotary parts and starts copying the scales of key tile number `i` beside it; the slot's full
+    barrier waits for them. Scales past the last key are 0."""
     config: gl.constexpr = ctx.config
     rows = ctx.keys.v
     full = ctx.rings.k.producer_acquire(slot)
@@ -73,8 +73,8 @@ def copy_latent_scales(ctx, slot, item, i, pages):
 
 @gluon.jit
 def fetch_fractions(ctx, item):
-    """The item's queries to shared memory, as fractions of a power of two of each row, latent columns in the order of
-    the latents as operands, those of rotary parts, too, if these have 8 bits. Returns the powers [R]."""
+    """Copies queries to shared memory, divided by a power of two per row; returns the powers [R]. Columns
+    are permuted as the latents' (`in_key_order`), rotary ones only if keys' rotary parts have 8 bits."""
     config: gl.constexpr = ctx.config
     latent = query_columns(ctx, item, ctx.q.latent, 0, config.dim_v)
     rope = query_columns(ctx, item, ctx.q.rope, ctx.q.rope_column, config.rope)
@@ -85,7 +85,7 @@ def fetch_fractions(ctx, item):
     inverse = ((254 - exponent) << 23).to(gl.float32, bitcast=True)
     latent = in_key_order((latent * inverse[:, None]).to(gl.float16), BLOCK)
     rope = rope * gl.convert_layout(inverse, of_rope.type.layout)[:, None]
-    gl.barrier()  # all warps have read the queries of the item before
+    gl.barrier()  # all warps have read the previous item's queries
     ctx.rings.q.index(0).store(latent)
     if config.narrow_rope:
         ctx.rings.q_rope.index(0).store(in_key_order(rope.to(gl.float16), config.rope))
@@ -99,7 +99,7 @@ def fetch_fractions(ctx, item):
 
 @gluon.jit
 def query_columns(ctx, item, queries, column: gl.constexpr, cols: gl.constexpr):
-    """Columns of the item's queries [R, cols] from `column` on, fp32; rows past the end are 0."""
+    """Loads columns of the item's queries [R, cols] from `column` on, as fp32; rows past the end are 0."""
     config: gl.constexpr = ctx.config
     lanes: gl.constexpr = min(cols // 8, 32)
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // lanes, lanes], [config.attending_warps, 1], [1, 0])
@@ -112,7 +112,7 @@ def query_columns(ctx, item, queries, column: gl.constexpr, cols: gl.constexpr):
 
 @gluon.jit
 def no_narrow_keys(config: gl.constexpr, slots, power):
-    """State before the first key of an item."""
+    """The state before an item's first key."""
     layout: gl.constexpr = accumulators(config)
     m = gl.full([config.rows], LOWEST, gl.float32, gl.SliceLayout(0, layout))
     o = gl.zeros([BLOCK, config.rows], gl.float32, layout)
@@ -123,7 +123,7 @@ def no_narrow_keys(config: gl.constexpr, slots, power):
 
 @gluon.jit
 def attend_narrow_keys(ctx, state, item, i):
-    """Key tile number `i`: scores, softmax, and their part of the output."""
+    """Does key tile number `i`: scores, softmax, and P·V."""
     slots = state.slots
     ctx.rings.k.consumer_wait(slots.rope)
     scales = ()
@@ -148,7 +148,7 @@ def attend_narrow_keys(ctx, state, item, i):
 
 @gluon.jit
 def block_scales(ctx, slots, part: gl.constexpr):
-    """Scales [N] of block number `part` of a tile's columns."""
+    """Loads the scales [N] of block `part` of a tile's columns."""
     keys: gl.constexpr = ctx.config.block_n
     layout: gl.constexpr = gl.SliceLayout(1, accumulators(ctx.config))
     return ctx.rings.scales.index(slots.rope.index).slice(part * keys, keys, 0).load(layout)
@@ -156,9 +156,9 @@ def block_scales(ctx, slots, part: gl.constexpr):
 
 @gluon.jit
 def narrow_scores(ctx, slots, scales):
-    """Products [N, R] of a tile's keys with the fractions of queries, times the keys' scales. Two left operands fit
-    into registers beside the one that is loaded; each wait makes both warpgroups meet."""
-    here = hide_from_compiler(0)  # else addresses of all products are in registers
+    """K·Qᵀ [N, R] of a tile with the divided queries, times the keys' scales. Registers hold two left operands beside
+    the one being loaded; each wait synchronises both warpgroups."""
+    here = hide_from_compiler(0)  # else the compiler keeps the addresses of all products in registers
     rotary = start_rotary(ctx, slots, here)
     ctx.rings.v.consumer_wait(slots.left)
     first = start_scores(ctx, slots, here, 0)
@@ -175,7 +175,7 @@ def narrow_scores(ctx, slots, scales):
 
 @gluon.jit
 def start_scores(ctx, slots, here, part: gl.constexpr):
-    """(products [N, R] of block number `part` of a tile's latents, which are under way; their left operand)."""
+    """Starts K·Qᵀ of block `part` of a tile's latents. Returns (the product [N, R], its left operand)."""
     config: gl.constexpr = ctx.config
     k = key_operand(block_tile(ctx, slots, part), config)
     q = ctx.rings.q.index(here).slice(part * BLOCK, BLOCK, 1).permute((1, 0))
@@ -184,7 +184,7 @@ def start_scores(ctx, slots, here, part: gl.constexpr):
 
 @gluon.jit
 def start_rotary(ctx, slots, here):
-    """The same of a tile's rotary part; of 16 bits its left operand is in no registers."""
+    """Starts K·Qᵀ of a tile's rotary part; returns as `start_scores`, but of 16 bits only the product."""
     config: gl.constexpr = ctx.config
     rope = rope_tile(ctx, slots.rope)
     q = ctx.rings.q_rope.index(here).permute((1, 0))
@@ -197,20 +197,20 @@ def start_rotary(ctx, slots, here):
 
 @gluon.jit
 def no_scores(config: gl.constexpr):
-    """Scores [N, R] of 0."""
+    """A zero accumulator of scores [N, R]."""
     return gl.zeros([config.block_n, config.rows], gl.float32, accumulators(config))
 
 
 @gluon.jit
 def block_tile(ctx, slots, part: gl.constexpr):
-    """Block number `part` [N, 128] of a tile's latents."""
+    """Block `part` [N, 128] of a tile's latents."""
     half = half_tile(ctx, slots.left if part < BLOCKS // 2 else slots.right)
     return half.slice(part % (BLOCKS // 2) * BLOCK, BLOCK, 1)
 
 
 @gluon.jit
 def clear_past_end(ctx, slots, item, i):
-    """Latents past the end of the sequence become 0: a weight of 0 does not hide a NaN."""
+    """Zeroes latents past the end of the sequence, because a weight of 0 times NaN is NaN."""
     valid = item.row_tile.length - item.key_tile(i) * ctx.config.block_n
     if valid < ctx.config.block_n:
         clear_half(ctx, slots.left, valid)
@@ -221,7 +221,7 @@ def clear_past_end(ctx, slots, item, i):
 
 @gluon.jit
 def clear_half(ctx, slot, valid):
-    """Rows of a half from `valid` on become 0."""
+    """Zeroes the rows of a half from `valid` on."""
     warps: gl.constexpr = ctx.config.attending_warps
     words = half_words(ctx, slot, gl.int32)
     layout: gl.constexpr = gl.BlockedLayout([1, 4], [2, 16], [warps, 1], [1, 0])
@@ -231,7 +231,7 @@ def clear_half(ctx, slot, valid):
 
 @gluon.jit
 def add_blocks(ctx, o, slots):
-    """The output with a tile's part of it, whose halves are given back once they are in registers."""
+    """Adds Vᵀ·P of a tile to the output; releases each half of the latents once it is in registers."""
     here = hide_from_compiler(0)
     first = start_values(ctx, o, slots, here, 0)
     second = start_values(ctx, o, slots, here, 1)
@@ -247,7 +247,7 @@ def add_blocks(ctx, o, slots):
 
 @gluon.jit
 def start_values(ctx, o, slots, here, part: gl.constexpr):
-    """(the output's block number `part` with a tile's part of it, which is under way; its left operand)."""
+    """Starts adding Vᵀ·P to block `part` of the output. Returns (the accumulator, the left operand)."""
     half = half_words(ctx, slots.left if part < BLOCKS // 2 else slots.right, gl.int16)
     v = value_operand(half.slice(part % (BLOCKS // 2) * (BLOCK // 2), BLOCK // 2, 1), ctx.config)
     return warpgroup_mma(v, ctx.rings.p.index(here + part).permute((1, 0)), o[part], is_async=True), v
@@ -255,7 +255,7 @@ def start_values(ctx, o, slots, here, part: gl.constexpr):
 
 @gluon.jit
 def finish_blocks(ctx, state, factor, denominator, item):
-    """Write the output's blocks of an item times a factor [R], or attend again if a row owes NaN to a latent."""
+    """Stores an item's output times `factor` [R], or computes it again if a row has NaN from a latent."""
     config: gl.constexpr = ctx.config
     if config.recomputes:
         marks = (state.o[0] + state.o[1] + state.o[2] + state.o[3]) * 0.0
@@ -269,7 +269,7 @@ def finish_blocks(ctx, state, factor, denominator, item):
 
 @gluon.jit
 def write_blocks(ctx, state, factor, denominator, item):
-    """Write the output's blocks times a factor [R]."""
+    """Stores the blocks of an item's output times `factor` [R]."""
     scaled = scaled_blocks(state.o, powers(state.most))
     for part in gl.static_range(BLOCKS):
         o = by_rows(scaled[part] * factor[None, :])

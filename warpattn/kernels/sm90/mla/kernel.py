@@ -1,12 +1,12 @@
-"""Hopper decode for latent attention (MLA, absorbed): queries of 576 on keys [latent 512 | rotary 64], whose first 512
-columns are the values.
+"""Hopper decode for latent attention (MLA, absorbed): queries and keys have 576 columns [latent 512 | rotary 64], and a
+key's first 512 columns are its value.
 
       producer warp      key tiles by TMA, once for keys and values ──▶ rings in shared memory    (load.py)
       warpgroup 2        scores and probabilities of every key tile                               (attend.py)
-      warpgroups 0, 1    half of the output's columns each
+      warpgroups 0, 1    P·V for half of the output's columns each
                          whole heads ──▶ output, parts ──▶ workspace ──▶ second kernel            (decode/combine.py)
 
-Schedule, masks and parts are decode's.
+Schedule, masks and parts are those of decode.
 """
 
 from triton.experimental import gluon
@@ -44,8 +44,8 @@ def mla_kernel(
     k, v, q, out, keys, workspace, lse_ptr, sinks_ptr, scale, shape, mask_args, score_args,
     config: gl.constexpr, functions: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
 ):  # fmt: skip
-    """Arguments and grid as in `decode_kernel`, q perhaps a `LatentQueryArgs`; the kernel reads the rotary columns
-    through `k`, the latents through `v`."""
+    """Arguments and grid as in `decode_kernel`; q may also be a `LatentQueryArgs`. `k` gives the rotary parts, `v` the
+    latents."""
     mods = modifiers(functions, mask_args, score_args)
     stored = key_cache(k, v, keys)
     results = make_results(out, lse_ptr, sinks_ptr, workspace, config)

@@ -1,5 +1,5 @@
-"""The launches of latent attention on Hopper: its kernel, and decode's combining kernel. Arguments, workspace and row
-tiles are decode's."""
+"""The launches of latent attention on Hopper: its kernel, and decode's combining kernel. Arguments, workspace and
+row tiles are those of decode."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .config import MlaConfig
 def list_launches(
     checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice
 ) -> tuple[Launch, ...]:
-    """The attention kernel and, if it leaves parts behind, the one that adds them up."""
+    """The attention launch and, if needed, that of the combining kernel."""
     checked, config = hiding(checked, choice.config)
     problem = checked.problem
     partial = workspace(problem, choice, head_rows(problem), x.q.device)
@@ -51,8 +51,8 @@ def list_launches(
 
 
 def hiding(checked: CheckedCall, config: MlaConfig) -> tuple[CheckedCall, MlaConfig]:
-    """What hides keys: the call and the configuration of its kernel. Where sequences have one query each, conditions
-    that hide newer keys hide none, and go; over 8-bit latents they stay, as without them one token of 128 sequences
+    """(call, configuration) with the mask that the kernel needs. Where sequences have one query each, conditions that
+    hide newer keys hide nothing and are dropped; not with 8-bit latents, where without them one token of 128 sequences
     took up to 6 % longer (H100, bench/notes.md 219)."""
     simpler = of_one_query(checked)
     recomputes = is_masked(simpler.problem) and not config.hides_in_loop
@@ -60,8 +60,8 @@ def hiding(checked: CheckedCall, config: MlaConfig) -> tuple[CheckedCall, MlaCon
 
 
 def of_one_query(checked: CheckedCall) -> CheckedCall:
-    """The call without conditions of its mask that hide nothing, as sequences have one query each; others as they
-    are."""
+    """The call without the conditions of its mask that hide nothing for a single query; unchanged if sequences have
+    several."""
     if checked.problem.seq_q > 1:
         return checked
     mask = checked.mask.for_one_query()

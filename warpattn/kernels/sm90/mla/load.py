@@ -1,11 +1,10 @@
-"""Producer warp of the Hopper kernels for latent attention: rotary parts and halves of latents, each in a ring of its
-own, once for keys and values. Boxes, pages, clamping and copies are decode's (decode/load.py).
+"""The producer warp of Hopper's latent attention: loads rotary parts into one ring and halves of latents into another.
+Latents are loaded once for keys and values. Boxes, pages, clamping and copies are those of decode (decode/load.py).
 
-Values past the end of a sequence must be 0, because a hidden key's weight of 0 does not hide a NaN. In decode, and with
-swap-AB, the warpgroup clears them in its own V tile; where a tile serves two warpgroups, the producer clears it before
-either reads it: the copies of both halves complete a barrier of the producer's own, and each half's `full` gets a plain
-arrival afterwards. Such a tile is the first one of its sequence's work item, and the next tile's copies are in flight
-meanwhile.
+Values past the end of a sequence must be 0, because a weight of 0 times NaN is NaN. In decode, and with swap-AB, the
+consumer warpgroup zeroes them in its own V tile. Where two warpgroups read a tile, the producer zeroes it before either
+does: the copies of both halves complete a barrier of the producer's own, and it then arrives on each half's full
+barrier. Such a tile is the first one of a work item, and the copies of the next tile are in flight meanwhile.
 
       tile 0   load ──▶ landed ─────────────▶ clear rows past the end ─▶ arrive on full(0)
       tile 1            load ──▶ full(1)
@@ -23,14 +22,14 @@ from ..decode.schedule import item_at, next_item
 from .context import half_tile, rope_tile, tile_slots
 from .eight_bit_swap_ab import copy_latent_scales
 
-EIGHT_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [1, 1], [1, 0]))  # of the producer, four lanes a row
+EIGHT_ROWS = gl.constexpr(gl.BlockedLayout([1, 8], [8, 4], [1, 1], [1, 0]))  # of the producer warp, four lanes a row
 
 
 @gluon.jit
 def load_tiles(ctx):
-    """Load every tile of this CTA's range, in order."""
+    """Loads every tile of this CTA's range, in order."""
     slots = tile_slots(ctx.config, producer_state)
-    cleared = gl.to_tensor(0)  # tiles so far
+    cleared = gl.to_tensor(0)  # number of tiles that the producer has zeroed rows of
     cursor = ctx.start
     while cursor.unit < ctx.end:
         item = item_at(ctx, cursor)
@@ -43,7 +42,7 @@ def load_tiles(ctx):
 
 @gluon.jit
 def load_item(ctx, slots, item):
-    """Every tile of an item into the next slots; returns those of the tile after it."""
+    """Loads every tile of an item into the next slots; returns the slots of the next tile."""
     if ctx.config.gathers:
         for i in range(item.begin, item.end):
             slots = gather_tile(ctx, slots, item, i)
@@ -62,7 +61,7 @@ def load_item(ctx, slots, item):
 
 @gluon.jit
 def load_ended_item(ctx, slots, item, cleared):
-    """The same, and latents past the end of the sequence become 0; also the number of tiles that were `cleared`."""
+    """`load_item` that also zeroes latents past the end of the sequence; also returns the new count of `cleared`."""
     config: gl.constexpr = ctx.config
     valid = item.row_tile.length - item.key_tile(item.begin) * config.block_n
     clear = valid < config.block_n
@@ -85,13 +84,13 @@ def load_ended_item(ctx, slots, item, cleared):
 
 @gluon.jit
 def landed(ring):
-    """The producer's own barrier of a ring: both halves of a tile to clear have arrived."""
+    """The producer's own barrier, for both halves of a tile to be zeroed."""
     return ring.bars.index(2 * ring.stages)
 
 
 @gluon.jit
 def clear_rows(ctx, slot, valid):
-    """Rows of half a tile from `valid` on become 0."""
+    """Zeroes the rows of half a tile from `valid` on."""
     row = gl.arange(0, 8, gl.SliceLayout(1, EIGHT_ROWS))[:, None]
     tile = half_tile(ctx, slot)
     blocks: gl.constexpr = ctx.config.block_n // 8
@@ -104,8 +103,8 @@ def clear_rows(ctx, slot, valid):
 
 @gluon.jit
 def load_tile(ctx, slots, item, boxes, clear):
-    """A key tile; if the producer will `clear` rows of its latents, they complete its own barrier, not their slots'."""
-    if ctx.config.swap_ab:  # a rotary part is given back after the scores there, else with the probabilities
+    """Loads a key tile. If the producer will `clear` rows of its latents, they complete the producer's own barrier."""
+    if ctx.config.swap_ab:  # its rotary slots are free after the scores; otherwise only after P was read
         load_rope(ctx, slots.rope, item, boxes)
     load_half(ctx, slots.left, item, boxes, 0, clear)
     load_half(ctx, slots.right, item, boxes, ctx.config.half, clear)
@@ -116,14 +115,14 @@ def load_tile(ctx, slots, item, boxes, clear):
 
 @gluon.jit
 def load_rope(ctx, slot, item, boxes):
-    """The rotary part of a tile into a slot."""
+    """Loads the rotary part of a tile into a slot."""
     config: gl.constexpr = ctx.config
     load_boxes(ctx, ctx.keys.k.desc, ctx.rings.k, slot, item, boxes, config.rope_bytes, config.rope_column)
 
 
 @gluon.jit
 def load_half(ctx, slot, item, boxes, column: gl.constexpr, clear):
-    """Latents of a tile, half of the columns from `column` on, into a slot."""
+    """Loads half of a tile's latents, from `column` on."""
     config: gl.constexpr = ctx.config
     ring = ctx.rings.v
     full = ring.producer_acquire(slot)
@@ -134,7 +133,7 @@ def load_half(ctx, slot, item, boxes, column: gl.constexpr, clear):
 
 @gluon.jit
 def gather_tile(ctx, slots, item, i):
-    """Key tile number `i` of pages that no box divides."""
+    """Loads key tile number `i` from pages that no TMA box divides."""
     rings = ctx.rings
     rope = rings.k.producer_acquire(slots.rope)
     left = rings.v.producer_acquire(slots.left)
@@ -148,8 +147,8 @@ def gather_tile(ctx, slots, item, i):
 
 @gluon.jit
 def gather_parts(ctx, item, i, left, right, rope):
-    """Both halves of the latents of key tile number `i` and their rotary part, 8 rows at a time; rows past the end
-    repeat the last one."""
+    """Copies both halves of the latents of key tile number `i`, and its rotary part, 8 rows at a time; rows past the
+    end repeat the last one."""
     config: gl.constexpr = ctx.config
     first = item.key_tile(i) * config.block_n
     blocks: gl.constexpr = config.block_n // 8
@@ -168,7 +167,7 @@ def gather_parts(ctx, item, i, left, right, rope):
 
 @gluon.jit
 def gather_rows(source, tile, page, row, head, column: gl.constexpr):
-    """Rows of pages, from `column` on, into a tile [8, cols]."""
+    """Copies rows of pages, from `column` on, into a tile [8, cols]."""
     rows = matrix(source)
     col = column + gl.arange(0, tile.shape[1], gl.SliceLayout(0, EIGHT_ROWS))[None, :]
     async_copy.async_load(tile, rows.rows(page, row, head)[:, None] + col)

@@ -1,13 +1,13 @@
-"""Rows whose output owes NaN to a hidden latent: found at the end of an item, and attended to once more there.
+"""Computes rows again whose output is NaN because of a hidden latent; called at the end of an item.
 
-P·V multiplies hidden latents by 0, and 0 times NaN or infinity is NaN. That shows in the output alone: a hidden key's
-score is -inf whatever it was, so a row whose LSE is a number has summed up finite scores, and a column of its output
-that is no number is due to a latent. Looking at latents in the loop over key tiles cost up to 13 % (H100,
-bench/notes.md 216); this looks at the output, once an item, and leaves the loops as they are.
+P·V multiplies hidden latents by 0, and 0 times NaN or infinity is NaN. Only the output shows that: a hidden key's score
+is always -inf, so a row whose LSE is a number has only finite scores, and a NaN in its output must come from a latent.
+Testing latents in the loop over key tiles cost up to 13 % (H100, bench/notes.md 216). This tests the output once per
+item and leaves the loops as they are.
 
-The second pass reads everything from memory again and multiplies without tensor cores, each warp a row of its own, so
-that it has no shared memory, no barrier, and one form for latents of 16 and 8 bits, pages of any size and both
-tilings. It takes long, where a latent that is not finite is hidden:
+The second pass reads everything from global memory again and multiplies without tensor cores, one row per warp. So it
+needs no shared memory and no barrier, and works for 16 and 8 bits, pages of any size, with and without swap-AB. It is
+slow, but runs only where a hidden latent is not finite:
 
       for W rows of queries, one a warp      for 4 keys      s = q · key,  p = exp2(s - m),  o += p · latent if seen
 """
@@ -25,43 +25,43 @@ from ..decode.output import write_columns
 from ..exponents import exponent_step, exponents
 from ..layouts import element_type
 
-KEYS = gl.constexpr(4)  # at once
+KEYS = gl.constexpr(4)  # keys at a time
 SCALED = gl.constexpr(128)  # columns of 8-bit latents that may share a scale
 
 
 @gluon.constexpr_function
 def warp_rows(config, columns):
-    """Registers of [W, KEYS, columns]: a row of queries a warp, whose lanes share the columns."""
+    """Registers of [W, KEYS, columns]: one query row per warp, whose lanes share the columns."""
     return gl.BlockedLayout([1, 1, columns // 32], [1, 1, 32], [config.attending_warps, 1, 1], [2, 1, 0])
 
 
 @gluon.jit
 def columns_of(column: gl.constexpr, cols: gl.constexpr, layout: gl.constexpr):
-    """Columns from `column` on, as a number that the compiler does not know; of addresses that follow from it nothing
-    is computed before the loop over items, and kept in registers, or spilled, beside that over key tiles."""
+    """Column numbers from `column` on, hidden from the compiler. It would otherwise compute addresses before the loop
+    over items, and keep them in registers or spill them across the loop over key tiles."""
     run: gl.constexpr = cols // 32
     return gl.max_contiguous(gl.multiple_of(hide_from_compiler(column) + gl.arange(0, cols, layout), run), run)
 
 
 @gluon.jit
 def owes_nan(marks, l):
-    """Whether a row has `marks` other than 0 (sums of its output's columns times 0) and a sum `l` that is a number."""
+    """Whether a row has a sum `l` that is not NaN, but `marks` (sums of 0 times its output's columns) other than 0."""
     some = (marks != 0) & (l == l)
     return gl.max(gl.max(some.to(gl.int32), 1), 0) != 0
 
 
 @gluon.aggregate
 class FewRows:
-    """Rows of queries, one a warp."""
+    """Query rows, one per warp."""
 
-    number: gl.tensor  # [W, 1] in the item's tile
+    number: gl.tensor  # [W, 1] row number in the item's tile
     latents: gl.tuple  # [W, 1, 256] of both halves, fp32
     rope: gl.tensor  # [W, 1, 64]
 
 
 @gluon.aggregate
 class FewOutputs:
-    """The state of these rows: softmax [W], and output [W, 256] of one half of the columns or both."""
+    """The state of `FewRows`: softmax [W], and output [W, 256] for one half of the columns or both."""
 
     m: gl.tensor
     l: gl.tensor
@@ -70,7 +70,7 @@ class FewOutputs:
 
 @gluon.jit
 def attend_again(ctx, item, half: gl.constexpr, halves: gl.constexpr):
-    """Attend again for all rows of an item, and write so many halves of the output's columns from number `half` on."""
+    """Computes all rows of an item again and stores `halves` halves of the output's columns, from number `half` on."""
     config: gl.constexpr = ctx.config
     rows = gl.minimum(item.row_tile.tokens * ctx.work.group - item.row_tile.row, config.rows)
     for first in range(hide_from_compiler(0), rows, config.attending_warps):
@@ -96,7 +96,7 @@ def no_keys(config: gl.constexpr, halves: gl.constexpr):
 
 @gluon.jit
 def fetch_rows(ctx, item, first):
-    """Rows `first` and on of the item's tile."""
+    """Loads query rows from `first` on of the item's tile."""
     config: gl.constexpr = ctx.config
     latents = ()
     for half in gl.static_range(2):
@@ -108,7 +108,7 @@ def fetch_rows(ctx, item, first):
 
 @gluon.jit
 def query_columns(ctx, item, queries, first, column: gl.constexpr, cols: gl.constexpr):
-    """Columns of queries [W, 1, cols] from `column` on; rows past the end are 0."""
+    """Loads columns of queries [W, 1, cols] from `column` on; rows past the end are 0."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = gl.SliceLayout(1, warp_rows(config, cols))
     row = first + gl.arange(0, config.attending_warps, gl.SliceLayout(1, layout))
@@ -121,7 +121,7 @@ def query_columns(ctx, item, queries, first, column: gl.constexpr, cols: gl.cons
 
 @gluon.jit
 def attend_keys(ctx, item, rows, state, i, part, half: gl.constexpr):
-    """The state after `KEYS` keys of tile number `i` from its key `part` on."""
+    """The state after `KEYS` more keys: those of tile number `i` from its key `part` on."""
     config: gl.constexpr = ctx.config
     first = item.key_tile(i) * config.block_n + part
     latent_rows, rotary_rows = rows_in_memory(ctx)
@@ -149,7 +149,7 @@ def attend_keys(ctx, item, rows, state, i, part, half: gl.constexpr):
 
 @gluon.jit
 def rows_in_memory(ctx):
-    """(latents, rotary parts) as rows of memory."""
+    """(latents, rotary parts) as `StridedRows`."""
     if ctx.config.gathers:
         return ctx.keys.v, ctx.keys.k
     else:
@@ -167,8 +167,8 @@ def sees(ctx, item, row, key):
 
 @gluon.jit
 def key_columns(ctx, item, source, first, column: gl.constexpr, cols: gl.constexpr, scaled: gl.constexpr):
-    """Columns of keys `first` and on [1, KEYS, cols] from `column` on, `scaled` if they have 8 bits, as products have
-    them; those past the end are 0."""
+    """Loads columns [1, KEYS, cols] of the keys from `first` on, from `column` on; 0 past the end. `scaled`: 8-bit ones
+    are multiplied by their scales, and rounded as in the first pass."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = gl.SliceLayout(0, warp_rows(config, cols))
     key = first + gl.arange(0, KEYS, gl.SliceLayout(1, layout))
@@ -187,7 +187,7 @@ def key_columns(ctx, item, source, first, column: gl.constexpr, cols: gl.constex
 
 @gluon.jit
 def scaled_columns(ctx, item, x, page, row, column: gl.constexpr):
-    """Columns of keys [KEYS, cols] from `column` on times their scales; `page` and `row` [KEYS] of these."""
+    """Multiplies columns `x` [KEYS, cols] of keys, from `column` on, by their scales; `page`, `row`: [KEYS]."""
     of = ctx.keys.v
     width: gl.constexpr = min(x.shape[1], SCALED)
     blocks = x.reshape([KEYS, x.shape[1] // width, width])
@@ -200,7 +200,7 @@ def scaled_columns(ctx, item, x, page, row, column: gl.constexpr):
 
 @gluon.jit
 def write_outputs(ctx, item, state, first, half: gl.constexpr):
-    """Write rows `first` and on of the item's tile."""
+    """Stores the rows from `first` on of the item's tile."""
     config: gl.constexpr = ctx.config
     factor, denominator = finish_rows(state.m, state.l, natural_scale(ctx), state.l != 0)
     rows: gl.constexpr = gl.SliceLayout(1, state.o[0].type.layout)

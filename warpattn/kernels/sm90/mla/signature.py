@@ -14,7 +14,7 @@ from .kernel import mla_kernel
 
 
 def mla_source(args: Mapping[str, Any], config: MlaConfig, features: Features) -> GluonASTSource:
-    """The kernel of a launch with `args`: rotary parts as keys, latents as values."""
+    """The kernel's source for a launch with `args`; its keys are rotary parts, its values latents."""
     maps = {
         "k.desc": rows_map(config, config.rope, (config.latents if config.narrow_rope else None) or config.stored),
         "v.desc": rows_map(config, config.half, config.latents or config.stored),

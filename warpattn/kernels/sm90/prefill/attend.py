@@ -1,11 +1,11 @@
-"""Consumer warpgroup of the Hopper kernel: 64 query rows through S = Q·Kᵀ, softmax and O = P·V.
+"""The consumer warpgroup of Hopper's prefill kernels: S = Q·Kᵀ, softmax and O += P·V for 64 query rows.
 
-The tensor core always has the next product queued while the softmax runs on ordinary units:
+The softmax of one key tile runs on the ordinary units while the tensor core executes the products queued before it:
 
       tensor core   QK(0)          QK(1) PV(0)          QK(2) PV(1)    ...   PV(last) QK'(0)
       softmax              p(0)               p(1)             p(2)                    store O, p'(0)
 
-The warpgroup starts the first product of the next tile (QK'), too, before it writes this tile's output.
+Before it stores this tile's output, the warpgroup also starts the first product of the next query tile (QK').
 """
 
 from triton.experimental import gluon
@@ -27,10 +27,10 @@ from .packed_rows import RowHeads, mask_heads, row_heads, row_tokens
 
 @gluon.aggregate
 class Progress:
-    """Loop state of one tile: the accumulator, the softmax state, and P of the product still to be issued."""
+    """Loop state of one query tile: accumulator, softmax state, P of the next P·V, and the slots of K and V."""
 
     o: gl.tuple  # parts of [64, Dv] fp32
-    p: gl.tensor  # [64, N] rounded and packed, two or four in a register
+    p: gl.tensor  # [64, N] rounded and packed: two 16-bit or four 8-bit weights in a register
     softmax: SoftmaxState
     k: PipelineState
     v: PipelineState
@@ -38,15 +38,15 @@ class Progress:
 
 @gluon.aggregate
 class QueryTile:
-    """The queries of the current tile."""
+    """The slot of the current query tile, and its queries."""
 
     q_state: PipelineState
-    q: gl.tuple  # parts of [64, D] of this warpgroup
+    q: gl.tuple  # this warpgroup's [64, D], in parts
 
 
 @gluon.jit
 def attend_role(ctx, wg):
-    """Run one warpgroup until the producer publishes that there is no more tile."""
+    """Computes query tiles, until the producer publishes that none is left."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     q_state = consumer_state(config.q_stages)
@@ -69,7 +69,7 @@ def attend_role(ctx, wg):
         for i in range(1, span.total):
             state = advance(scaled, state, tile, queries, span, i, wg)
 
-        # Last P·V of this tile and first Q·K of the next one; the latter runs while the output is written.
+        # The last P·V of this tile and the first Q·K of the next one, which runs while the output is stored.
         wait_full(rings.v, state.v, config)
         turn_wait(wg, config)
         o = start_output(state, value_tile(ctx, state.v), config)
@@ -99,7 +99,7 @@ def attend_role(ctx, wg):
 
 @gluon.jit
 def first_tile(ctx, s, tile, span, wg, k_state, v_state):
-    """Softmax of a tile's first scores."""
+    """The state after a tile's first key tile, whose scores are `s`."""
     config: gl.constexpr = ctx.config
     s = visible_scores(ctx, s, tile, span.key_tile(0), span.masked > 0, wg)
     softmax, p = start_softmax(ctx, s)
@@ -111,7 +111,7 @@ def first_tile(ctx, s, tile, span, wg, k_state, v_state):
 
 @gluon.jit
 def start_softmax(ctx, s):
-    """(state, P) of a tile's first scores."""
+    """(state, P) of the first scores, see `softmax_start`."""
     c = exponent_scale(ctx)
     if ctx.mods.score is not None:
         return exact_start(s, c, lift_of(ctx.config))
@@ -130,8 +130,8 @@ def step_softmax(ctx, state, s):
 
 @gluon.jit
 def advance(ctx, state, tile, queries, span, i, wg):
-    """Key tile number `i` >= 1: start Q·K(i) and P·V(i-1), then the softmax of i beside P·V(i-1). The last Q·K of a
-    tile releases its queries."""
+    """Does key tile number `i` >= 1: starts Q·K(i) and P·V(i-1), and computes the softmax of i while P·V(i-1) runs.
+    Releases the queries after the last Q·K of the query tile."""
     config: gl.constexpr = ctx.config
     scales = key_block_scales(ctx, tile, span.key_tile(i))
     if config.overlaps:
@@ -161,7 +161,7 @@ def advance(ctx, state, tile, queries, span, i, wg):
 
 @gluon.jit
 def finish_keys(ctx, state, s, o):
-    """The softmax of scores beside the running P·V, whose result is `o`; and the state after both."""
+    """The state after the softmax of scores `s` and the running P·V, whose accumulators are `o`."""
     config: gl.constexpr = ctx.config
     if plain_bytes(config, ctx.mods.score):
         softmax, p, moved, alpha = step_in_bytes(state.softmax, s, exponent_scale(ctx))
@@ -181,14 +181,14 @@ def finish_keys(ctx, state, s, o):
 
 @gluon.jit
 def release_keys(ctx, k_state, before: gl.constexpr):
-    """Release a slot of keys `before` the softmax, or, if it holds scales of tokens, after it."""
+    """Releases the K slot at the call `before` the softmax, or, if it holds token scales, at the call after it."""
     if (ctx.config.scale_bytes > 0) != before:
         ctx.rings.k.consumer_release(k_state)
 
 
 @gluon.jit
 def packed_weights(p, config: gl.constexpr):
-    """P [64, N/8, 4, 2] rounded to the element of V."""
+    """Rounds and packs P [64, N/8, 4, 2] to the element of V."""
     if config.products:
         return pack_bytes(p)
     else:
@@ -197,7 +197,7 @@ def packed_weights(p, config: gl.constexpr):
 
 @gluon.jit
 def start_scores(q, k, config: gl.constexpr):
-    """Start S = Q·Kᵀ, one product for each part; the result may be read after a wait."""
+    """Starts S = Q·Kᵀ, one wgmma chain per part of D; S may be read after a wait."""
     s = gl.zeros([config.rows, config.block_n], gl.float32, accumulator_layout(config.block_n, config.depth))
     for part in gl.static_range(len(q)):
         s = warpgroup_mma(q[part], k[part].permute((1, 0)), s, use_acc=part > 0, is_async=True)
@@ -206,7 +206,7 @@ def start_scores(q, k, config: gl.constexpr):
 
 @gluon.jit
 def start_output(state, v, config: gl.constexpr):
-    """Start O += P·V, a product for each part; the results may be read after a wait."""
+    """Starts O += P·V, one product per part of Dv; O may be read after a wait."""
     o = ()
     for part in gl.static_range(len(v)):
         p = operand(state.p, v[part].shape[1], config)
@@ -216,7 +216,7 @@ def start_output(state, v, config: gl.constexpr):
 
 @gluon.jit
 def visible_scores(ctx, s, tile, key_tile, masked, wg):
-    """Score function on one tile of products and, if the tile is `masked`, the mask and the end of the keys."""
+    """Applies the score function to one tile of Q·Kᵀ and, if the tile is `masked`, the mask and the sequence end."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = accumulator_layout(config.block_n, config.depth)
     lengths = ctx.work.lengths(tile)
@@ -233,11 +233,11 @@ def visible_scores(ctx, s, tile, key_tile, masked, wg):
 
 @gluon.jit
 def without_hidden(ctx, s, tile, lengths, offset, key):
-    """Scores of the keys from `key` on, with those at -inf that the mask hides or that are past the end, where no row
-    has its query if the mask hides newer keys. Row r has the query at position `offset` + its token.
+    """Sets scores of a tile whose first key is `key` to -inf where the mask hides the key or the sequence has ended. A
+    mask that hides newer keys hides those past the end, too. `offset`: position of the tile's first query token.
 
-    A thread's columns are 8 j + 2 lane + e: what j and e add is a number in its code, the rest is subtracted from what
-    keys are compared with. With a register for each column the compiler spilled in the loop over key tiles.
+    A thread has columns 8 j + 2 lane + e. 8 j + e is a constant in the code, and `first` (the tile's first key + 2
+    lane) is subtracted from the bound instead: with a register for each column the compiler spilled in the key loop.
     """
     config: gl.constexpr = ctx.config
     quads = as_quads(s)
@@ -261,7 +261,7 @@ def without_hidden(ctx, s, tile, lengths, offset, key):
 
 @gluon.jit
 def operand(p, cols: gl.constexpr, config: gl.constexpr):
-    """Packed P as the left operand [64, N] of P·V, for an accumulator of `cols` columns."""
+    """Unpacks P into the left operand [64, N] of P·V, for an accumulator of `cols` columns."""
     if config.products:
         p = unpack_bytes(p, element_type(config.element))
     else:
@@ -271,7 +271,7 @@ def operand(p, cols: gl.constexpr, config: gl.constexpr):
 
 @gluon.jit
 def query_tile(ctx, q_state, tile, wg):
-    """This warpgroup's [64, D] queries of `tile` in a slot of the Q ring; its last parts in registers."""
+    """This warpgroup's [64, D] queries in a slot of the Q ring, in parts; the last `held_parts` are in registers."""
     config: gl.constexpr = ctx.config
     parts = multiplied_queries(ctx, ctx.rings.q.tile(q_state, wg), tile, q_state, wg)
     first: gl.constexpr = len(config.qk_parts) - config.held_parts
@@ -283,7 +283,7 @@ def query_tile(ctx, q_state, tile, wg):
 
 @gluon.jit
 def multiplied_queries(ctx, slot, tile, q_state, wg):
-    """The parts of a warpgroup's queries of `tile` in its `slot`, as they are multiplied."""
+    """The parts of a warpgroup's queries in its `slot`, converted to fp16 where 8-bit keys need that."""
     config: gl.constexpr = ctx.config
     parts = as_matrices(slot, config.rows, config.qk_parts)
     if config.changes_queries:
@@ -299,7 +299,7 @@ def key_tile(ctx, k_state):
 
 @gluon.jit
 def value_tile(ctx, v_state):
-    """The values [N, Dv] in a slot of the V ring."""
+    """The values [N, Dv] in a slot of the V ring; 8-bit ones are transposed."""
     config: gl.constexpr = ctx.config
     tile = as_matrices(ctx.rings.v.tile(v_state), config.v_rows, config.v_columns)
     if config.products:
@@ -310,7 +310,7 @@ def value_tile(ctx, v_state):
 
 @gluon.jit
 def wait_full(ring, state, config: gl.constexpr):
-    """Wait for keys or values; without turns the warps meet here, which keeps warpgroups of wide heads 1 % faster."""
+    """Waits for a tile of K or V: every warp alone, or, without turns, all four together (1 % faster in wide heads)."""
     if config.take_turns:
         ring.warps_wait(state)
     else:
@@ -319,14 +319,14 @@ def wait_full(ring, state, config: gl.constexpr):
 
 @gluon.jit
 def turn_wait(wg, config: gl.constexpr):
-    """Wait for this warpgroup's turn to issue to the tensor core."""
+    """Waits for this warpgroup's turn to issue products to the tensor core."""
     if config.take_turns:
         gl.inline_asm(turn_asm("sync"), "r", [gl.to_tensor(TURNS + wg)])
 
 
 @gluon.jit
 def turn_pass(wg, config: gl.constexpr):
-    """Pass the turn to the next warpgroup."""
+    """Passes the turn to the next warpgroup."""
     if config.take_turns:
         following = gl.where(wg == config.consumers - 1, 0, wg + 1)
         gl.inline_asm(turn_asm("arrive"), "r", [TURNS + following])

@@ -1,8 +1,8 @@
-"""The choice of a dense prefill on Hopper: heads packed into a tile, keys split, short problems.
+"""Chooses tile, packed heads and number of split-KV parts of a dense prefill on Hopper.
 
-The key tiles of each candidate are counted with the mask's own span and weighed by measured rates (rates.py); its
-tiles are handed out to the SMs, and the one that ends first is chosen. Ragged and paged batches, whose lengths the host
-does not know, weigh with the same numbers (prefill_varlen/config.py).
+For each candidate the planner counts key tiles with the mask's span, estimates their time from measured rates
+(rates.py), and schedules the tiles on the SMs; the candidate that ends first wins. Ragged and paged batches, whose
+lengths the host does not know, use the same rates (prefill_varlen/config.py).
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from .eight_bit.config import eight_bit_config
 from .launch import arrange
 from .rates import ALONE, COMMAND, LAUNCH_US, RATES, RECORDS, Rate
 
-PACKED = (1, 4, 8, 16, 2)  # query heads of a tile; of two that are as good the first one
-GAIN = 0.95  # of the time of the usual configuration that another tile must be estimated to take at most
-PACKED_GAIN = 0.97  # the same of the usual tile with several heads: key tiles are counted, no other rate is guessed
-SPLIT_GAIN = 0.9  # the same of keys in parts
-MANY = 8  # tiles an SM from which on their order matters little
-LEAST_KEYS = 1024  # of a part
-FEW = 2  # tiles an SM up to which keys may be split
+PACKED = (1, 4, 8, 16, 2)  # query heads in a tile, in order of preference between equally good ones
+GAIN = 0.95  # another tile is taken only if its estimated time is at most this share of the usual one's
+PACKED_GAIN = 0.97  # the same for the usual tile with several heads, whose estimate needs no other rate
+SPLIT_GAIN = 0.9  # the same for split keys
+MANY = 8  # with more tiles an SM their order matters little
+LEAST_KEYS = 1024  # of a split-KV part
+FEW = 2  # keys are split only with at most so many tiles an SM
 MOST_PARTS = 64
-PART_US = 1.0  # of a part: its first keys and its output in fp32
-COMBINE_US, COMBINE_BYTES = 2.5, 3e6  # of the second launch: at least, and bytes a µs
+PART_US = 1.0  # µs that a part adds: loading its first keys, writing its fp32 output
+COMBINE_US, COMBINE_BYTES = 2.5, 3e6  # the combining launch: its least µs, and its bytes per µs
 
 
 class MeasuredRow(NamedTuple):
-    """A row of the table of rates: up to so many columns, a tile, and its rate."""
+    """A row of the rates: the widest head dim, a tile, and its rate."""
 
     columns: int
     tile: TileShape
@@ -47,14 +47,14 @@ class MeasuredRow(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """What is weighed of a configuration: its tiles, and how long an SM takes for them. Of the many that are weighed
-    only the best get a configuration."""
+    """What the estimate needs of a configuration: its tile, and the tile's rate. The planner weighs many tilings and
+    makes an `SM90Config` only of the best."""
 
     shape: TileShape
     rate: Rate
-    packed: int  # heads in a tile
-    rows: int  # of a tile
-    tokens: int  # of a tile, for each head in it
+    packed: int  # query heads in a tile
+    rows: int  # rows of a tile
+    tokens: int  # rows of a tile / packed
     wide: int  # the wider head dim, as kernels pad it
     columns: int  # of the output, as kernels pad it
 
@@ -69,21 +69,21 @@ class Tiling(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A tiling, the key tiles of its row tiles, and what each takes in µs."""
+    """A tiling, its keys, and the estimated time of each row tile."""
 
     tiling: Tiling
-    keys: int  # of all row tiles
-    most_keys: int  # of one
-    masked: float  # share of the key tiles
-    times: list[float]  # of the row tiles of a head, or of the heads packed into it, the longest first
+    keys: int  # keys of all row tiles of a head, in whole key tiles
+    most_keys: int  # keys of the longest row tile
+    masked: float  # share of the key tiles that is masked
+    times: list[float]  # µs of each row tile of a head (or group of packed heads), the longest first
 
     @property
     def head_microseconds(self) -> float:
-        """Time of all row tiles, for one head."""
-        return round(sum(self.times) / self.tiling.packed, 6)  # sums in another order are the same
+        """Time of all row tiles, for one head, in µs."""
+        return round(sum(self.times) / self.tiling.packed, 6)  # rounded, so that the order of the sum does not matter
 
     def waste(self, problem: Problem, target: Arch | None) -> float:
-        """At most this share of the work is for rows past the last query, in masked tiles, or of SMs without any."""
+        """Upper bound of the share of the time lost to rows past the last query, masked tiles and idle SMs."""
         share = 1 - problem.seq_q / (len(self.times) * self.tiling.rows) + self.masked
         if target is not None:
             heads = problem.batch * problem.heads_q
@@ -93,7 +93,7 @@ class Candidate(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The candidate that is chosen, its configuration, and why."""
+    """The chosen candidate, its configuration, and the reason."""
 
     candidate: Candidate
     config: SM90Config
@@ -102,8 +102,8 @@ class Best(NamedTuple):
 
 @lru_cache(1024)
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
-    """The choice for a dense `problem`. With `batch_invariant` nothing depends on the other sequences: its
-    configuration has the least work, its parts are those of one sequence alone."""
+    """Chooses the configuration of a dense `problem`. With `batch_invariant` the choice may not depend on the batch: it
+    takes the configuration with the least work, and splits keys as for one sequence alone."""
     if problem.kv_dtype is not None and copies(problem, options):
         choice = choose(of_copies(problem), target, options)
         return over_copies(choice, choice.config.with_scales(problem), problem)
@@ -129,14 +129,14 @@ def usual_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
 
 
 def shared_out(config: SM90Config) -> SM90Config:
-    """The same with the keys of a tile in parts, whose fp32 columns go out in blocks that need no more memory."""
+    """`config` with split keys. Its fp32 output is stored in narrower column blocks, which fit the same memory."""
     columns = 1 << (sum(config.store_parts) // 2).bit_length() - 1
     return replace(config, split=True, store_parts=(min(columns, config.v_parts[-1]),))
 
 
 def pack(problem: Problem, usual: SM90Config, why: str, target: Arch | None) -> Best:
-    """The candidate that ends first on the SMs of `target`, or without one has the least work; the usual configuration
-    if none is better by enough."""
+    """The candidate that ends first on the SMs of `target`, or, with `target` None, has the least work. The usual
+    configuration if none is better by enough."""
     counts = KeyTiles(problem)
     first = Best(counts.candidate(tiling(usual)), usual, why)
     tilings = promising(counts, first, tiles_of(first.candidate.tiling.wide), PACKED_GAIN, target)
@@ -146,8 +146,8 @@ def pack(problem: Problem, usual: SM90Config, why: str, target: Arch | None) -> 
 def promising(
     counts: KeyTiles, first: Best, tiles: Collection[TileShape], few: float, target: Arch | None
 ) -> list[Tiling]:
-    """The tilings that may be better than `first` by enough: of its tile, and of other `tiles`, with each number of
-    heads. `few`: of its time, enough for the same tile with other heads."""
+    """Tilings that may beat `first` by enough: its own tile and other `tiles`, each with every number of packed heads.
+    `few`: `GAIN` for tilings that differ from `first` only in the number of heads."""
     own, waste = first.candidate.tiling.with_heads(1), first.candidate.waste(counts.problem, target)
     other_tile = counts.all_known and waste + faster(own, tiles) >= 1 - GAIN
     if waste < 1 - few and not other_tile:
@@ -162,8 +162,8 @@ def promising(
 def best_of(
     problem: Problem, target: Arch | None, first: Best, others: list[Candidate], few: float, slots: int = 2
 ) -> Best:
-    """The one of `others` that ends first, of those whose rings memory holds (`slots`: see `with_tile`), if it is
-    better than `first` by enough; else `first`."""
+    """The candidate of `others` that ends first, if its rings fit in shared memory (`slots`: see `with_tile`) and it
+    beats `first` by enough; else `first`."""
     while (best := _soonest(problem, target, first.candidate, others, few)) is not None:
         shape, packed = best.tiling.shape, best.tiling.packed
         same = shape == first.candidate.tiling.shape
@@ -177,8 +177,8 @@ def best_of(
 def _soonest(
     problem: Problem, target: Arch | None, first: Candidate, others: list[Candidate], few: float
 ) -> Candidate | None:
-    """The one of `others` that ends first, of those that take at most `GAIN` of the time of `first`, or `few` of it
-    where only the heads in a tile differ."""
+    """The candidate of `others` that ends first, if it takes at most `GAIN` times as long as `first`, or `few` times
+    where only the heads in a tile differ; else None."""
 
     def work(candidate: Candidate) -> float:
         return candidate.head_microseconds if target is None else _microseconds(problem, candidate, target)
@@ -199,13 +199,13 @@ def _soonest(
 
 
 def packable(problem: Problem) -> tuple[int, ...]:
-    """How many heads a tile may hold."""
+    """Numbers of query heads that a tile may hold."""
     group = problem.heads_q // problem.heads_kv
     return tuple(n for n in PACKED if group % n == 0 and (n == 1 or _same_for_heads(problem)))
 
 
 def better(best: Candidate, config: SM90Config, first: Best) -> Best:
-    """A candidate, and what its configuration has that the usual one has not."""
+    """A `Best` whose reason says how the configuration differs from the usual one."""
     usual = first.config
     what = "short key tiles" if config.block_n < usual.block_n else "tiles that the rows fill better"
     if config.block_m > usual.block_m:
@@ -227,12 +227,12 @@ def tiles_of(wide: int) -> tuple[TileShape, ...]:
 
 
 def columns_of(wide: int) -> int:
-    """The widest head dim of the rows for head dims of `wide` columns: the next one, or the last."""
+    """The key of `RATES` for head dims of `wide` columns: the next larger one, or the largest."""
     return min((size for size in RATES if size >= wide), default=max(RATES))
 
 
 def measured_row(wide: int, tile: TileShape) -> MeasuredRow:
-    """The row that a tile is weighed by: its own, or that of the nearest tile if it was not measured."""
+    """The row of rates for a tile: its own, or that of the nearest tile that was measured."""
     columns = columns_of(wide)
     rates = RATES[columns]
     known = tile if tile in rates else min(rates, key=lambda known: sum(abs(a - b) for a, b in zip(known, tile)))
@@ -240,7 +240,7 @@ def measured_row(wide: int, tile: TileShape) -> MeasuredRow:
 
 
 def row_words(tiling: Tiling) -> str:
-    """The row that a tiling is weighed by, with its record and command."""
+    """A tiling's row of rates in words, for a plan's reasons."""
     columns, known, rate = measured_row(tiling.wide, tiling.shape)
     alone = f", {known.ctas} CTAs an SM" if known.ctas > 1 else ""
     near = "" if known == tiling.shape and tiling.wide <= columns else ", the nearest one"
@@ -252,19 +252,19 @@ def row_words(tiling: Tiling) -> str:
 
 
 def tiling(config: SM90Config) -> Tiling:
-    """That of a configuration."""
+    """The `Tiling` of a configuration."""
     shape, rows, tokens, wide, columns = config.tile_shape, config.block_m, config.tokens, config.wide, config.padded_v
     return Tiling(shape, measured_row(wide, shape).rate, config.packed, rows, tokens, wide, columns)
 
 
 def faster(usual: Tiling, tiles: Iterable[TileShape]) -> float:
-    """How much less time a key may take in one of the `tiles`, as a share."""
+    """The largest share by which one of `tiles` is faster per key."""
     own = usual.rate.key
     return 1 - min([own, *(measured_row(usual.wide, tile).rate.key for tile in tiles)]) / own
 
 
 class KeyTiles:
-    """The key tiles of a problem's row tiles, counted once for each size of both."""
+    """Counts the key tiles of a problem's row tiles, once for each pair of tile sizes."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -273,21 +273,21 @@ class KeyTiles:
 
     @property
     def all_known(self) -> bool:
-        """Whether the host can count key tiles, and the loop needs no registers for captured tensors or a score."""
+        """Whether the host can count key tiles, and the key loop needs no registers for captured tensors or scores."""
         problem, (*_, tensors) = self.problem, cast("tuple[tuple, tuple, tuple]", self.problem.mask)
         if problem.score is not None or not self.masked:
             return problem.score is None
         return not tensors and not problem.span_reads.symbols & {"b", "h"}
 
     def candidates(self, tilings: Sequence[Tiling]) -> list[Candidate]:
-        """Tilings with their key tiles, all there are without a mask or where they depend on captured tensors."""
+        """Candidates of `tilings`; with all key tiles where there is no mask or its span reads captured tensors."""
         if self.masked:
             sizes = {TileSize(tiling.tokens, tiling.shape.keys) for tiling in tilings}
             self.counted |= span_tiles(self.problem, sizes - self.counted.keys())
         return [self._candidate(tiling) for tiling in tilings]
 
     def candidate(self, tiling: Tiling) -> Candidate:
-        """One of them."""
+        """The candidate of one tiling."""
         (candidate,) = self.candidates([tiling])
         return candidate
 
@@ -305,36 +305,36 @@ class KeyTiles:
 
 
 def _same_for_heads(problem: Problem) -> bool:
-    """Whether all heads of a group have one span and one scale."""
+    """Whether all query heads of a group have the same span and scale."""
     one_scale = problem.scales.q in (None, "tensor", "token")
     return one_scale and not (is_masked(problem) and "h" in problem.span_reads.symbols)
 
 
 def _keys_of_row(candidate: Candidate) -> float:
-    """Keys of all tiles for each row of a head, filled or not."""
+    """Row-key pairs that the tiles of one head compute."""
     return candidate.keys * candidate.tiling.rows / candidate.tiling.packed
 
 
 def _microseconds(problem: Problem, candidate: Candidate, target: Arch) -> float:
-    """Time of a call, its keys in as many parts as end first."""
+    """Time of a call in µs, with the best number of parts."""
     whole = unsplit_microseconds(problem, candidate, target)
     return min([whole, *(LAUNCH_US + time for time in _split_times(problem, candidate, target).values())])
 
 
 def unsplit_microseconds(problem: Problem, candidate: Candidate, target: Arch) -> float:
-    """Time of a call whose keys are in one part."""
+    """Time of a call in µs without split keys."""
     heads = problem.batch * problem.heads_q // candidate.tiling.packed
     return LAUNCH_US + _makespan(candidate.times, heads, target) + (ALONE - 1) * candidate.times[0]
 
 
 def _shared_evenly(problem: Problem, candidate: Candidate, target: Arch) -> float:
-    """At least the time of a call: all of its work, equally much on every SM."""
+    """Lower bound of a call's time: its work spread evenly over the SMs."""
     heads = problem.batch * problem.heads_q
     return LAUNCH_US + candidate.head_microseconds * heads / target.processors
 
 
 def split(problem: Problem, best: Candidate, target: Arch) -> tuple[int, str]:
-    """Parts of the keys of a tile, and why: as many as end first, with the launch that combines them."""
+    """(parts, reason): the number of split-KV parts that ends first, the combining launch included."""
     heads = problem.batch * problem.heads_q // best.tiling.packed
     times = _split_times(problem, best, target)
     parts = min(times, key=times.__getitem__, default=1)
@@ -345,11 +345,11 @@ def split(problem: Problem, best: Candidate, target: Arch) -> tuple[int, str]:
 
 
 def _split_times(problem: Problem, best: Candidate, target: Arch) -> dict[int, float]:
-    """Time of a call by the parts of its keys, from two on; nothing where tiles fill the SMs."""
+    """Time of a call in µs by number of parts, from two on; {} where tiles fill the SMs."""
     tiling, one = best.tiling, best.times
     heads = problem.batch * problem.heads_q // tiling.packed
     tiles = heads * len(one)
-    short = tiling.shape.ctas > 1 or (tiling.shape.keys < 128 and tiling.wide <= 128)  # tiles for few keys
+    short = tiling.shape.ctas > 1 or (tiling.shape.keys < 128 and tiling.wide <= 128)  # tiles meant for few keys
     most = min(MOST_PARTS, best.most_keys // LEAST_KEYS)
     if most < 2 or tiles > FEW * target.processors or short:
         return {}
@@ -364,7 +364,7 @@ def _split_times(problem: Problem, best: Candidate, target: Arch) -> dict[int, f
 
 
 def _makespan(tiles: list[float], copies: int, target: Arch) -> float:
-    """When the last SM ends that takes all `tiles`, the longest first, each `copies` times."""
+    """When the last SM ends if SMs take all `tiles` (µs), the longest first, each `copies` times."""
     count, processors = len(tiles) * copies, target.processors
     if count <= processors:
         return tiles[0]

@@ -1,7 +1,7 @@
-"""SM90Config: tiles, rings, registers and shared memory of the Hopper prefill kernel; which one a pair of head dims
-usually gets, and the same with another tile.
+"""SM90Config: tiles, rings, registers and shared memory of Hopper's prefill kernels. `choose_config` gives the usual
+one for a pair of head dims, `with_tile` the same with another tile.
 
-The kernel, the planner and the tests all read them here. Nothing in this file imports Triton.
+The kernel, the planner and the tests read it. This file imports no Triton.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from ..widths import block_columns, pad_dim, split_dim, split_values
 from .eight_bit.sizes import EightBitSizes
 
 CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma
-SMEM_LIMIT = 232_448  # 227 KiB of a block on sm_90
-ALIGNMENT = 512  # bytes that the compiler may add
-ONE_SLOT = 448  # columns of queries up to which there are two slots of values beside them
-RECOMPUTE_BARRIERS = 6  # of recompute.py: full and empty of a slot each for K, V and Q
-LEFT_SLOTS = 4  # a list for each warpgroup, see nonfinite.py
-OTHER_REGISTERS = 30  # of a thread, beside scores, weights and output
+SMEM_LIMIT = 232_448  # bytes: 227 KiB a CTA on sm_90
+ALIGNMENT = 512  # bytes of shared memory that the compiler may add
+ONE_SLOT = 448  # with wider queries only one slot of values fits beside them
+RECOMPUTE_BARRIERS = 6  # of recompute.py: full and empty for one slot each of K, V and Q
+LEFT_SLOTS = 4  # list heads, one for each warpgroup, see nonfinite.py
+OTHER_REGISTERS = 30  # registers a thread, beside scores, weights and output
 CONVERT = "convert"  # the role that makes 16-bit tiles of 8-bit ones, see eight_bit/convert.py
-CONVERT_REGISTERS = 48  # of that role
-WIDE_QUERIES = 256  # columns: of more, shared memory has a query tile and 32 keys at a time
-SHORT_ROWS = 2048  # queries up to which, at head dim 64, 128-row tiles fit a causal triangle better than 192-row ones
+CONVERT_REGISTERS = 48  # registers a thread of that role
+WIDE_QUERIES = 256  # wider queries leave shared memory for only one query tile and 32 keys at a time
+SHORT_ROWS = 2048  # up to so many queries at head dim 64, 128-row tiles fit a causal triangle better than 192-row ones
 REGISTERS = {1: Registers(232, 24), 2: Registers(240, 24), 3: Registers(160, 32), 4: Registers(112, 32)}  # by consumers
 
 
 class TileShape(NamedTuple):
-    """Warpgroups of 64 rows, keys of a tile, CTAs on an SM: what a rate depends on, beside the head dims (rates.py)."""
+    """Warpgroups of 64 rows, keys of a tile, CTAs an SM. With the head dims it decides a tile's rate (rates.py)."""
 
     consumers: int
     keys: int
@@ -45,24 +45,24 @@ class TileShape(NamedTuple):
 
 
 class KeyTileSizes(WithOperands):
-    """Sizes that follow from the element, the head dims and the keys of a tile of a config."""
+    """Sizes that follow from a config's element, head dims and keys per tile."""
 
     block_n: int
 
     @cached_property
     def operand(self) -> Element:
-        """Of queries and keys where they are multiplied: all 8-bit values are fp16 ones, too."""
+        """Element of Q and K as wgmma operands; 8-bit keys become fp16, exactly."""
         plain = self.eight_bit is None or self.eight_bit.widened or self.products
         return self.element if plain else FP16
 
     @cached_property
     def weights(self) -> Element:
-        """Of weights and values there, in prefill: fp16 does not hold weights times any scale."""
+        """Element of P and V as wgmma operands in prefill; a weight times a token's scale may exceed fp16."""
         return self.element if self.eight_bit and self.eight_bit.of_token("v") else self.operand
 
     @property
     def products(self) -> bool:
-        """Whether operands of products have 8 bits; values are transposed then (eight_bit/transpose_values.py)."""
+        """Whether wgmma multiplies 8-bit operands; values are then transposed (eight_bit/transpose_values.py)."""
         return self.element.bytes == 1
 
     @property
@@ -71,11 +71,11 @@ class KeyTileSizes(WithOperands):
 
     @property
     def depth(self) -> int:
-        """Columns of an operand that one wgmma takes: 32 bytes."""
+        """k of one wgmma in elements: 32 bytes."""
         return 32 // self.element.bytes
 
     def padded(self, dim: int) -> int:
-        """Columns of a tile for a head dim."""
+        """Columns that a tile has for a head dim."""
         return pad_dim(dim)
 
     @cached_property
@@ -88,17 +88,17 @@ class KeyTileSizes(WithOperands):
 
     @property
     def loaded(self) -> Element:
-        """Of keys and values in their slots."""
+        """Element of K and V in their slots."""
         return self.element
 
     @cached_property
     def k_bytes(self) -> int:
-        """Of a tile of keys."""
+        """Bytes of a K tile."""
         return self.loaded.bytes * self.block_n * self.padded_qk
 
     @cached_property
     def v_bytes(self) -> int:
-        """Of a tile of values."""
+        """Bytes of a V tile."""
         return self.loaded.bytes * self.block_n * self.padded_v
 
 
@@ -106,10 +106,9 @@ class KeyTileSizes(WithOperands):
 class SM90Config(KeyTileSizes, EightBitSizes):
     """Tile sizes and resources of one compiled kernel.
 
-    `consumers` warpgroups of 64 query rows each share one stream of key tiles of `block_n` keys in rings of `kv_stages`
-    slots. The Q ring has `q_stages` slots: with two, the next tile's queries arrive during this tile's work. The output
-    goes through shared memory all at once where `store_parts` are those of the head dim, else one block of so many
-    columns after the other.
+    `consumers` warpgroups, each with 64 query rows, read the same key tiles of `block_n` keys from rings of `kv_stages`
+    slots. The Q ring has `q_stages` slots: with two, the next tile's queries arrive during this tile's work. Warpgroups
+    stage their whole output in shared memory if `store_parts` is `v_parts`, else `store_parts[0]` columns at a time.
     """
 
     operands: OperandFormat
@@ -120,31 +119,31 @@ class SM90Config(KeyTileSizes, EightBitSizes):
     store_parts: tuple[int, ...]
     registers: Registers
     take_turns: bool  # warpgroups issue to the tensor core in a fixed order
-    packed: int = 1  # query heads of a tile, a power of two that divides the group: rows are (token, head)
-    held_parts: int = 0  # last parts of Q that a warpgroup keeps in registers, as wgmma waits for shared memory
-    split: bool = False  # keys of a tile are shared out over CTAs; outputs of parts are in fp32
-    ctas: int = 1  # on an SM
+    packed: int = 1  # query heads in a tile, a power of two that divides the group: rows are (token, head)
+    held_parts: int = 0  # last parts of Q kept in registers, where shared memory is too slow for wgmma
+    split: bool = False  # split-KV: several CTAs share the keys of a tile and write partial outputs in fp32
+    ctas: int = 1  # CTAs an SM
 
     @property
     def v_stages(self) -> int:
-        """Slots of the ring of values."""
+        """Slots of the V ring."""
         return self.kv_stages if self.padded_qk <= ONE_SLOT else 1
 
     @property
     def out(self) -> Element:
-        """Of the output."""
+        """Element of the output."""
         return self.operands.out_element or self.element
 
     @property
     def first_value(self) -> int:
-        return self.operands.first_value  # column of values and output that its `dim_v` begin with
+        return self.operands.first_value  # first of its `dim_v` columns of values and output
 
-    def from_value(self, column: int) -> SM90Config:  # the same for values from a column on
+    def from_value(self, column: int) -> SM90Config:  # for values from `column` on
         return replace(self, operands=replace(self.operands, first_value=column))
 
     @property
     def converts(self) -> bool:
-        """Whether a warpgroup makes 16-bit tiles of 8-bit ones (eight_bit/convert.py)."""
+        """Whether a warpgroup widens 8-bit tiles (eight_bit/convert.py)."""
         return self.eight_bit is not None and not self.eight_bit.widened and not self.products
 
     @property
@@ -153,7 +152,7 @@ class SM90Config(KeyTileSizes, EightBitSizes):
         return self.eight_bit is not None and self.eight_bit.widened
 
     def with_scales(self, problem: Problem) -> SM90Config:
-        """The same over copies of the problem's 8-bit keys and values, if it has such, whose scales are left."""
+        """The config for 16-bit copies of a problem's 8-bit K and V; scales of tensor or head are left to it."""
         if problem.kv_dtype is None:
             return self
         left = Scales(*(None if of_token(scale) else scale for scale in problem.scales))
@@ -166,8 +165,8 @@ class SM90Config(KeyTileSizes, EightBitSizes):
 
     @cached_property
     def v_parts(self) -> tuple[int, ...]:
-        """Columns of the parts of V and O. Beside a converting warpgroup the compiler has 128 registers for an
-        instruction, too few for 256 columns."""
+        """Columns of the parts of V and O. With a converting warpgroup, one instruction may use at most 128 registers,
+        too few for 256 columns."""
         parts = (pad_dim(self.dim_v),) if self.products else split_values(self.dim_v)
         return (128, 128) if self.converts and parts == (256,) else parts
 
@@ -212,7 +211,7 @@ class SM90Config(KeyTileSizes, EightBitSizes):
 
     @cached_property
     def packed_bits(self) -> int:
-        """Of a row's head within the tile."""
+        """log2 of `packed`."""
         return self.packed.bit_length() - 1
 
     @cached_property
@@ -229,19 +228,19 @@ class SM90Config(KeyTileSizes, EightBitSizes):
         return (4 if self.split else self.out.bytes) * self.block_m * sum(self.store_parts)
 
     def shares_code(self, masked: bool, long: bool = False) -> bool:
-        """Whether one copy of the loop over tiles is faster for all warpgroups than one for each (bench/notes.md, 215).
-        `long`: rows see thousands of keys, so that what comes between the loops over keys does not matter.
+        """Whether the warpgroups run faster with one shared copy of the loop over tiles (bench/notes.md, 215).
+        `long`: rows see thousands of keys, so that the code between two loops over keys does not matter.
 
-        It is where a mask makes the loop long, where products do not overlap, and for four warpgroups. Else warpgroups
-        may fall into step, and use the tensor core and the ordinary units at the same time: without a mask they were up
-        to 7 % slower, and in long rows 2 %.
+        They do where a mask makes the code long, where products do not overlap, and with four warpgroups. Otherwise
+        sharing may bring warpgroups into step, so that all want the tensor core at once and then none does: it was up
+        to 7 % slower without a mask, and 2 % in long rows.
         """
         return self.alike and (self.consumers > 3 or (not long and (masked or not self.overlaps)))
 
     @property
     def alike(self) -> bool:
-        """Whether warpgroups may share code at all: head dim 256, without turns, was 14 % slower for it, and of those
-        between only 192 was tried, whose two warpgroups' code differs."""
+        """Whether warpgroups may share code at all. Head dim 256, without turns, was 14 % slower with shared code;
+        between 128 and 256 only 192 was tried, where the code of the two warpgroups differs."""
         return self.padded_qk <= 128 and (self.take_turns or self.consumers > 3)
 
     @property
@@ -251,11 +250,11 @@ class SM90Config(KeyTileSizes, EightBitSizes):
 
     @cached_property
     def topology(self) -> Topology:
-        """Roles and rings of a block of the dense kernel."""
+        """Roles and rings of a CTA of the dense kernel."""
         return self.topology_with(SPLIT_TILE_FIELDS if self.split else TILE_FIELDS)
 
     def topology_with(self, tile_fields: int) -> Topology:
-        """The same for a kernel that publishes `tile_fields` int32 of a tile with each Q slot."""
+        """Roles and rings of a kernel that publishes `tile_fields` int32 about the tile with each Q slot."""
         attend = tuple(f"attend {wg}" for wg in range(self.consumers))
         roles = [Role(name, 4, self.registers.consumer) for name in attend]
         filling, readers, signals, scales = "load", attend, (), 0
@@ -276,13 +275,13 @@ class SM90Config(KeyTileSizes, EightBitSizes):
 
     @cached_property
     def smem_bytes(self) -> int:
-        """Shared memory of tiles and barriers; the compiler adds alignment and a few bytes."""
+        """Bytes of tiles and barriers; the compiler adds a few."""
         return self.topology.smem_bytes
 
 
 def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked: bool) -> tuple[SM90Config, str]:
-    """The measured best configuration for a pair of head dims, and one sentence why (cycles: bench/notes.md); of values
-    that have several launches, for the columns of one.
+    """The configuration that measured best for a pair of head dims, and one sentence why (cycles: bench/notes.md).
+    Values of more than 256 columns have several launches; the configuration is for the columns of one.
 
     `masked`: the mask hides some keys, so tiles differ in length.
     """
@@ -314,12 +313,12 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
 
 
 def _stages(columns: int) -> int:
-    """Slots of the rings of K and V with 128 keys a tile: 3 instead of 2 gained 2 % at head dim 96 (H200)."""
+    """Slots of the K and V rings with 128 keys a tile; 3 instead of 2 gained 2 % at head dim 96 (H200)."""
     return 4 if columns <= 80 else 3 if columns <= 96 else 2
 
 
 def stored(config: SM90Config) -> SM90Config:
-    """The config with as many columns of the output stored at once as there is memory for; no fewer than are fast."""
+    """The config with narrower column blocks of the output (128 or 64) where the whole one exceeds shared memory."""
     if config.smem_bytes + ALIGNMENT <= SMEM_LIMIT:
         return config
     widest = 128 if config.block_n == 64 else 64
@@ -328,8 +327,8 @@ def stored(config: SM90Config) -> SM90Config:
 
 @lru_cache(256)
 def with_tile(usual: SM90Config, tile: TileShape, slots: int = 2) -> SM90Config | None:
-    """The configuration with another tile and the deepest rings that shared memory holds, of `slots` or 256 keys at
-    first, if that holds two slots and registers the tile."""
+    """The configuration with another tile and the deepest rings that fit: max(`slots`, 256 keys), else 4, 3 or 2 slots.
+    None if two slots do not fit in shared memory or the tile does not fit in registers."""
     registers = REGISTERS[tile.consumers]
     if tile.keys // 2 + usual.padded_v // 2 + OTHER_REGISTERS > registers.consumer:
         return None

@@ -1,4 +1,4 @@
-"""The value that every role of the Hopper prefill kernel gets: tensors, rings, scheduler, mask and score, config."""
+"""`Context`, the argument of every role of Hopper's prefill: tensors, rings, scheduler, mask and score, config."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -18,14 +18,14 @@ LEFT = gl.constexpr(LEFT_SLOTS)
 
 @gluon.aggregate
 class KeyRows:
-    """K or V of a dense batch."""
+    """Loads K or V of a dense batch by TMA."""
 
-    maps: gl.tuple  # a descriptor for each part of the head dim
-    column: gl.constexpr  # the first one
+    maps: gl.tuple  # a TMA descriptor for each part of the head dim
+    column: gl.constexpr  # first column to load
 
     @gluon.jit
     def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
-        """One key tile of the key head of `tile` into a slot."""
+        """Loads a key tile of the key head of `tile` into a slot."""
         full = ring.producer_acquire(state)
         mbarrier.expect(full, nbytes)
         first, head = key_tile * ctx.config.block_n, tile.h // ctx.work.group
@@ -33,43 +33,43 @@ class KeyRows:
 
     @gluon.jit
     def place(self, ctx, tile, key):
-        """(outer, row) of keys of a tile's sequence, for their scales."""
+        """(batch entry, row) of `key` of a tile's sequence, which locates its scale."""
         return tile.b, key
 
 
 @gluon.aggregate
 class Tensors:
-    """Operands in global memory; the descriptors, one for each part of the head dim, are 4-D (batch, seq, heads, dim)
-    and clip at the ends."""
+    """Operands in memory. There is one TMA descriptor per part of the head dim, 4-D (batch, seq, heads, dim);
+    TMA clips at its ends."""
 
     q: gl.tuple
     k: KeyRows
     v: gl.base_value  # KeyRows or ValueColumns
-    o: gl.tuple  # where keys are in parts: of a workspace, as is lse
+    o: gl.tuple  # with split keys o and lse are a workspace of partial outputs
     lse: gl.tensor  # float* (batch, heads_q, seq_q), written if `has_lse`
     sinks: gl.tensor  # float* (heads_q,)
     counter: gl.tensor  # int32* tile counter, zero between launches
-    column: gl.constexpr  # the first one of the output
+    column: gl.constexpr  # first column of the output
 
     @gluon.jit
     def load_queries(self, tile, row, full, smem):
-        """Queries from `row` on of a tile's heads into shared memory."""
+        """Loads queries from `row` on into shared memory."""
         load_columns(self.q, tile.b, row, tile.h, 0, full, smem)
 
     @gluon.jit
     def load_output(self, tile, row, full, smem):
-        """Rows from `row` on of a tile's output back into shared memory."""
+        """Loads output rows from `row` on back."""
         load_columns(self.o, tile.output(), row, tile.h, self.column, full, smem)
 
     @gluon.jit
     def store_output(self, tile, row, column, smem):
-        """Rows from `row` on of a tile's output, from `column` on, out of shared memory."""
+        """Stores `smem` to a tile's output from (`row`, `column`) on."""
         store_blocks(self.o, tile.output(), row, tile.h, column + self.column, smem)
 
 
 @gluon.jit
 def store_blocks(maps, b, row, head, column, smem):
-    """Rows from `row` on of one head or several, from `column` on, out of the parts of a tile."""
+    """Stores the parts of a tile to (`b`, `row`, `head`, `column`) and on."""
     for part in gl.static_range(len(smem)):
         tma.async_store(maps[part], [b, row, head, column], smem[part])
         column += smem[part].shape[3]
@@ -77,13 +77,13 @@ def store_blocks(maps, b, row, head, column, smem):
 
 @gluon.constexpr_function
 def output_type(config):
-    """Of the output: parts of a split go out in fp32."""
+    """Type of the output in memory; fp32 for partial outputs."""
     return gl.float32 if config.split else element_type(config.out)
 
 
 @gluon.jit
 def load_columns(maps, b, row, head, column, full, smem):
-    """Rows from `row` on of one head, columns from `column` on, into the parts of a tile."""
+    """Loads (`b`, `row`, `head`, `column`) and on into the parts of a tile."""
     for part in gl.static_range(len(smem)):
         tma.async_load(maps[part], [b, row, head, column], full, smem[part])
         column += smem[part].shape[3]
@@ -91,13 +91,13 @@ def load_columns(maps, b, row, head, column, full, smem):
 
 @gluon.aggregate
 class Rings:
-    """Shared memory: the Q, K and V rings, the published tiles, and the output staging tiles; all but the published
-    ones are `Columns`."""
+    """Shared memory: the Q, K and V rings, the published tiles, and the staging tiles of the output. All tiles but the
+    published ones are `Columns`."""
 
     q: StagedPipeline  # a tile per warpgroup: [stages * warpgroups, 1, 64 / packed, packed, D]
     k: StagedPipeline  # [stages, 1, N, 1, D]
     v: StagedPipeline  # [stages, 1, N, 1, Dv]
-    k_in: gl.base_value  # the same as they are filled: 8-bit ones as `NarrowRing`
+    k_in: gl.base_value  # K ring as the producer fills it: `NarrowRing` for 8-bit tiles, else `k`
     v_in: gl.base_value
     factors: gl.shared_memory_descriptor  # [stages * warpgroups, 1 or 64] fp32, see `query_factors` of the config
     scales: gl.base_value  # `OfTokens` of 8-bit keys and values, each [stages * blocks, N] fp32; () without such
@@ -113,7 +113,7 @@ class Context:
     rings: Rings
     work: gl.base_value  # Work, SplitWork or VarlenScheduler
     mods: Modifiers
-    scale: gl.tensor  # softmax scale, fp32; of a tile with 8-bit keys `of_tile` times their scales
+    scale: gl.tensor  # softmax scale, fp32; for 8-bit tensors `of_tile` multiplies their scales in
     scales: gl.base_value  # `Scales` of 8-bit keys and values
     config: gl.constexpr
     has_sinks: gl.constexpr
@@ -121,7 +121,7 @@ class Context:
 
     @gluon.jit
     def with_scale(self, scale):
-        """The same with another softmax scale."""
+        """The context with another softmax scale."""
         return Context(
             self.tensors, self.rings, self.work, self.mods, scale, self.scales, self.config, self.has_sinks,
             self.has_lse,
@@ -130,7 +130,7 @@ class Context:
 
 @gluon.jit
 def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped: gl.constexpr = False):
-    """Allocate shared memory and initialise every barrier. `fields`: int32 of a published tile."""
+    """Allocates shared memory, initialises barriers. `fields`: int32 of a published tile."""
     dtype: gl.constexpr = element_type(config.element)
     wgs: gl.constexpr = config.consumers
     q = make_columns(config.q_stages * wgs, config.rows, config.qk_parts, dtype, clipped, config.packed)

@@ -1,6 +1,6 @@
-"""Output of one warpgroup: normalise O, store it by TMA through shared memory, write the LSE.
+"""Epilogue of a consumer warpgroup: normalises O, stores it by TMA through shared memory, writes the LSE.
 
-Under a mask, an output that is not finite may be due to a hidden value: recompute.py looks at it later.
+With a mask, an output that is not finite may come from a hidden value; recompute.py computes such tiles again.
 """
 
 from triton.experimental import gluon
@@ -18,8 +18,8 @@ from .packed_rows import row_heads, row_sinks, row_tokens
 
 @gluon.jit
 def store_output(ctx, o, softmax, tile, wg):
-    """Write O [64, Dv] of `tile`, in parts, and, with `has_lse`, LSE [64] or, of a part, denominator; TMA clips rows
-    and columns past the end."""
+    """Stores O [64, Dv] of `tile`, given in parts, and, with `has_lse`, the LSE [64], or with split keys the packed
+    denominator. TMA clips rows and columns past the end."""
     config: gl.constexpr = ctx.config
     factor, denominator = finish(ctx, softmax, tile)
     o = rescale_columns(o, scaled_factor(ctx, factor, tile))
@@ -32,7 +32,7 @@ def store_output(ctx, o, softmax, tile, wg):
 
 @gluon.jit
 def finish(ctx, softmax, tile):
-    """(factor of O, `Denominator`) [64, 4] of a tile's rows; sinks join where keys are in no parts."""
+    """(factor of O, `Denominator`) of a tile's rows, each [64, 4]. The combining kernel adds sinks of split keys."""
     joins: gl.constexpr = ctx.has_sinks and not ctx.config.split
     sink = 0.0
     if joins:
@@ -42,7 +42,7 @@ def finish(ctx, softmax, tile):
 
 @gluon.jit
 def rounded(o, dtype: gl.constexpr):
-    """Every part of O as `dtype`."""
+    """Rounds every part of O to `dtype`."""
     parts = ()
     for part in gl.static_range(len(o)):
         parts += (o[part].to(dtype),)
@@ -51,8 +51,7 @@ def rounded(o, dtype: gl.constexpr):
 
 @gluon.jit
 def store_numbers(ctx, numbers, tile, row):
-    """A number of each row [64, 4], equal along the second axis, to the tokens from `row` on of the tile's heads, with
-    64-bit offsets."""
+    """Stores one number per row, given as [64, 4] with equal columns, for the tile's heads and tokens from `row` on."""
     numbers = gl.max(numbers, 1)
     token = row + row_tokens(numbers.type.layout, ctx.config)
     head = row_heads(tile, numbers.type.layout, ctx.config)
@@ -62,8 +61,8 @@ def store_numbers(ctx, numbers, tile, row):
 
 @gluon.jit
 def store_columns(ctx, o, tile, wg):
-    """O [64, Dv]: all parts at once, or where shared memory is short one block of columns after the other; the first
-    columns go last, as they have the link of a tile that is left to recompute.py."""
+    """Stores O [64, Dv] at once, or where shared memory is short one block of columns after the other. The first
+    columns go last, because they hold the list link of a tile that recompute.py has to do (nonfinite.py)."""
     config: gl.constexpr = ctx.config
     row = tile.row + wg * config.wg_tokens
     seen = nothing_seen()
@@ -81,8 +80,8 @@ def store_columns(ctx, o, tile, wg):
 
 @gluon.jit
 def store_block(ctx, parts, tile, row, column, wg, seen, first: gl.constexpr = True):
-    """Some columns of O through the staging tile, after TMA has read the tile's previous contents; `first`: with the
-    first one. Returns what was seen in them and before, see nonfinite.py."""
+    """Stores some columns of O through the staging tile, once TMA has read what it held. `first`: they
+    include column 0. Returns `seen`, updated by these columns, see nonfinite.py."""
     config: gl.constexpr = ctx.config
     smem = ctx.rings.out.index(wg)
     staging = as_matrices(smem, config.rows, config.store_parts)
@@ -103,7 +102,7 @@ def store_block(ctx, parts, tile, row, column, wg, seen, first: gl.constexpr = T
 
 @gluon.jit
 def column_blocks(o, cols: gl.constexpr):
-    """O [64, columns] as blocks of `cols` columns, without moving registers between threads."""
+    """Cuts O [64, columns] into blocks of `cols` columns, without moving data between threads."""
     blocks = (o,)
     for _ in gl.static_range(doublings(o.shape[1], cols)):
         halves = ()
@@ -115,5 +114,5 @@ def column_blocks(o, cols: gl.constexpr):
 
 @gluon.constexpr_function
 def doublings(columns, cols):
-    """How often `cols` doubles up to `columns`."""
+    """log2(columns / cols)."""
     return (columns // cols).bit_length() - 1

@@ -2,7 +2,7 @@
 
 producer warp      Q, K, V by TMA ──▶ rings in shared memory          (load.py)
 warpgroup 0..n-1   wgmma + softmax on 64 rows each, TMA store of O    (attend.py, epilogue.py)
-warpgroup 0        at the end: tiles that met values of NaN again     (nonfinite.py, recompute.py)
+one warpgroup      at the end: tiles with NaN or infinity, again      (nonfinite.py, recompute.py)
 """
 
 from triton.experimental import gluon
@@ -26,10 +26,10 @@ from .recompute import end_role, recompute_tiles
 
 @gluon.jit
 def attend(ctx, number: gl.constexpr):
-    """A warpgroup's tiles, and at their end, under a mask, the outputs of those that it has left to recompute.py.
+    """Runs consumer warpgroup `number`; with a mask, it then waits until outputs that recompute.py reads are stored.
 
-    The compiler may not know the warpgroup's number where all of them are to get equal code, so that one copy of it is
-    enough (runtime/shared_code).
+    Where warpgroups may share one copy of the code (runtime/shared_code), the number is hidden from the compiler, which
+    would otherwise specialise the code for it.
     """
     config: gl.constexpr = ctx.config
     wg = hide_from_compiler(number) if config.alike else number
@@ -67,9 +67,9 @@ def prefill_kernel(
 ):  # fmt: skip
     """Attention forward of a dense problem.
 
-    `q_maps`, `k_maps`, `v_maps` and `o_maps` have a descriptor for each part of the head dim. `shape` is a
-    `PrefillShape`, or a `SplitShape` if `config.split`: then outputs are a workspace's. `functions` are those of
-    `Modifiers`. Grid: any number of CTAs up to the number of tiles.
+    `q_maps`, `k_maps`, `v_maps` and `o_maps` have a TMA descriptor for each part of the head dim. `shape` is a
+    `PrefillShape`, or, if `config.split`, a `SplitShape`; outputs and LSE are then partial ones in a workspace.
+    `functions` are those of `Modifiers`. Grid: any number of CTAs up to the number of tiles.
     """
     work = work_of(shape, config)
     mods = modifiers(functions, mask_args, score_args)
@@ -78,8 +78,8 @@ def prefill_kernel(
     fields: gl.constexpr = SPLIT_TILE_FIELDS if config.split else TILE_FIELDS
     rings = make_rings(config, fields)
     fence_async_shared()  # TMA sees the new barriers
-    gdc_wait()  # the preceding kernel has ended, and all before it: from here on the next one may start
-    if not config.split:  # a combining kernel would gather on the few SMs that are idle
+    gdc_wait()  # the preceding kernels have ended and their writes are visible
+    if not config.split:  # CTAs of a combining kernel would gather on the few idle SMs
         gdc_launch_dependents()
     ctx = Context(tensors, rings, work, mods, softmax_scale(scale, config), scale, config, has_sinks, has_lse)
     start_roles(ctx)
@@ -87,7 +87,7 @@ def prefill_kernel(
 
 @gluon.jit
 def value_source(maps, config: gl.constexpr):
-    """The values, or transposed ones."""
+    """What loads V, which 8-bit products need transposed."""
     if config.products:
         return ValueColumns(maps)
     else:
@@ -111,7 +111,7 @@ def work_of(shape, config: gl.constexpr):
 
 @gluon.jit
 def start_roles(ctx):
-    """Run every role in its warps; the topology lists them in this order."""
+    """Runs every role in its warps; the topology lists them in the same order."""
     workers: gl.constexpr = ctx.config.topology.workers
     if ctx.mods.keep is not None:
         for wg in gl.static_range(LEFT):

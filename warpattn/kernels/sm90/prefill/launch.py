@@ -1,5 +1,5 @@
-"""From the configuration of a dense prefill on Hopper to its grid, the order of its tiles, and its launches, with every
-argument by name."""
+"""Plans grid and tile order of a dense prefill on Hopper (`arrange`), and makes the launches of
+a call (`list_launches`)."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from .config import SM90Config, pad_dim
 from .eight_bit.transpose_launch import transposed
 
 OPTIONS = compile_options()
-SHORT_KEYS = 512  # up to which a section has a head an SM: 64 x 256 was 1.04 times as fast, 128 x 128 1.16 times (H200)
-LONG_ROWS = 16384  # keys from which on rows of a triangle are long, see `SM90Config.shares_code`
+SHORT_KEYS = 512  # up to so many keys a section has a head an SM: 64 x 256 was 1.04, 128 x 128 1.16 x as fast (H200)
+LONG_ROWS = 16384  # keys from which on rows count as `long` in `SM90Config.shares_code`
 
 
 @dataclass(frozen=True)
 class TileOrder:
-    """How the scheduler numbers output tiles: sections of heads, each section longest tile first."""
+    """How the scheduler numbers output tiles: section by section, within each the longest first."""
 
     m_tiles: int  # query tiles per head
-    heads: int  # query heads over the whole batch
+    heads: int  # batch * query heads
     section: int  # heads whose tiles the scheduler hands out together
 
 
 def arrange(problem: Problem, target: Arch, config: SM90Config, why: tuple[str, ...], parts: int = 1) -> Choice:
-    """The choice of one configuration for a dense `problem`, for the reasons `why`, with the keys of a tile in `parts`
-    parts."""
+    """Makes the `Choice` of `config` for a dense `problem`: tile order, grid, lines. `why`: reasons for
+    the configuration; `parts`: CTAs that share the keys of a tile."""
     heads, blocks_why = problem.batch * problem.heads_q, block_words(problem.dim_v)
     m_tiles = -(-problem.seq_q // config.tokens)
     section, section_why = _section(problem, target, m_tiles, config.packed)
@@ -77,7 +77,7 @@ def _many(count: int, noun: str) -> str:
 
 
 def _section(problem: Problem, target: Arch, m_tiles: int, packed: int) -> tuple[int, str]:
-    """How many query heads run side by side (all of some key heads')."""
+    """(query heads of a section, in whole groups that share keys; reason)."""
     group = problem.heads_q // problem.heads_kv
     kv_heads = problem.batch * problem.heads_kv
     if not is_masked(problem):
@@ -103,8 +103,8 @@ def _section(problem: Problem, target: Arch, m_tiles: int, packed: int) -> tuple
 def list_launches(
     checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice
 ) -> tuple[Launch, ...]:
-    """The launch of a dense call, after one that transposes 8-bit values if queries have 8 bits, or one that copies
-    8-bit keys and values in 16 bits, and before one that combines parts if keys are split."""
+    """The launches of a dense call: first one that transposes 8-bit values (8-bit queries) or copies 8-bit K and V to
+    16 bits, if needed; then attention; last one that combines partial outputs, if keys are split."""
     problem = checked.problem
     before: tuple[Launch, ...] = ()
     if choice.config.products:
@@ -125,8 +125,8 @@ def list_launches(
 def attention_launch(
     checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice, first_value: int = 0
 ) -> Launch:
-    """The launch of the attention kernel for values from column `first_value` on; where keys are split, out and lse of
-    `x` are the workspace's."""
+    """The attention launch for values from column `first_value` on. With split keys, out and lse of `x`
+    are the workspace."""
     problem, split = checked.problem, choice.config.split
     has_lse, has_sinks = (problem.has_lse or split) and not first_value, problem.has_sinks and not split
     features = Features(*programs(checked, LARGEST_EXPONENT), has_sinks, has_lse, split_keys=True)

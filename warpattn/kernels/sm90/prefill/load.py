@@ -1,10 +1,10 @@
-"""Producer warp of the Hopper kernel: fetches tile numbers and feeds Q, K and V through their rings.
+"""The producer warp of Hopper's prefill kernels: fetches tile numbers and loads Q, K and V into their rings.
 
-Key tiles go in the order of the mask's span, K one tile ahead of V because the consumers start Q·K(n+1) before
-P·V(n). The producer fetches the next tile number when two key tiles of this one are left to load: early enough that
+It loads key tiles in the order of the mask's span, K one tile ahead of V because consumers start Q·K(n+1) before
+P·V(n). It fetches the next tile number when two key tiles of this query tile are left to load: early enough that
 their copies hide the atomic, the queries and the first keys, late enough that the longest-first order stays balanced
 (a fetch two tiles earlier, with sections of one head, took 14 % more cycles at 16 k causal, head dim 256, on an H200).
-The values of a tile's last keys go out behind the next queries, because their slot is free late.
+It loads the last V tile of a query tile after the next queries, because the slot for it becomes free late.
 """
 
 from triton.experimental import gluon
@@ -26,7 +26,7 @@ class Cursor:
 
 @gluon.jit
 def load_role(ctx):
-    """Run until the scheduler has no tile left, then publish that."""
+    """Loads tiles until none is left, then publishes that."""
     config: gl.constexpr = ctx.config
     work = ctx.work
     counter = ctx.tensors.counter
@@ -60,8 +60,8 @@ def load_role(ctx):
 
 @gluon.jit
 def load_q(ctx, state, tile):
-    """Publish a tile and load the queries of every consumer warpgroup, on one barrier; no queries if no tile is
-    left."""
+    """Publishes a tile and starts loading the queries of all consumer warpgroups, on one barrier. If no tile is left,
+    only publishes that."""
     config: gl.constexpr = ctx.config
     full = ctx.rings.q.producer_acquire(state)
     ctx.work.publish(ctx.rings.tiles, state.index, tile)
@@ -78,7 +78,7 @@ def load_q(ctx, state, tile):
 
 @gluon.jit
 def load_first_keys(ctx, cursor, tile, span):
-    """Key tile number 0 of a span, if there is a tile."""
+    """Loads key tile number 0 of a span, if there is a tile."""
     k_bytes: gl.constexpr = ctx.config.k_bytes // ctx.config.widening
     k_state = cursor.k
     if tile.row >= 0:
@@ -88,7 +88,7 @@ def load_first_keys(ctx, cursor, tile, span):
 
 @gluon.jit
 def load_keys(ctx, cursor, tile, span, begin, end):
-    """Key tiles number `begin` >= 1 to `end` of a span, each followed by the values of the tile before it."""
+    """Loads K of key tiles `begin` >= 1 up to (without) `end` of a span, each followed by V of the tile before it."""
     k_bytes: gl.constexpr = ctx.config.k_bytes // ctx.config.widening
     v_bytes: gl.constexpr = ctx.config.v_bytes // ctx.config.widening
     k_state = cursor.k
@@ -101,7 +101,7 @@ def load_keys(ctx, cursor, tile, span, begin, end):
 
 @gluon.jit
 def load_last_values(ctx, cursor, tile, span):
-    """Values of the span's last key tile."""
+    """Loads V of the span's last key tile."""
     v_bytes: gl.constexpr = ctx.config.v_bytes // ctx.config.widening
     v = load_tile(ctx, ctx.tensors.v, ctx.rings.v_in, cursor.v, tile, span.key_tile(span.total - 1), v_bytes)
     return Cursor(cursor.k, v)
@@ -109,6 +109,6 @@ def load_last_values(ctx, cursor, tile, span):
 
 @gluon.jit
 def load_tile(ctx, rows, ring, state, tile, key_tile, nbytes: gl.constexpr):
-    """One tile of `rows`, K or V, into the next slot of its ring."""
+    """Loads one tile of `rows` (K or V) into its ring; returns the next slot's state."""
     rows.load(ctx, ring, state, tile, key_tile, nbytes)
     return state.step()

@@ -1,10 +1,10 @@
-"""Rows of a tile with `packed` query heads of a key head: row r has token r // packed, head r % packed.
+"""Packed GQA: a query tile holds `packed` query heads of one key head; row r has token r // packed, head r % packed.
 
       rows       0       1       2       3       4     …            packed = 4, all of one key head
       token      0       0       0       0       1     …
       head       h     h + 1   h + 2   h + 3     h     …
 
-A tile then spans fewer queries: under a narrow window fewer of its keys are hidden, and few queries fill it.
+The rows then cover fewer tokens: under a narrow window fewer of a tile's keys are hidden, and few queries fill a tile.
 """
 
 from triton.experimental import gluon
@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 
 @gluon.aggregate
 class RowHeads:
-    """What masks and scores read of a tile: its batch entry and the query head of each row [M, 1]."""
+    """A tile's batch entry and each row's query head [M, 1], as mask and score functions read them."""
 
     b: gl.tensor
     h: gl.tensor
@@ -21,7 +21,7 @@ class RowHeads:
 
 @gluon.jit
 def row_tokens(layout: gl.constexpr, config: gl.constexpr):
-    """Tokens [64] of a warpgroup's rows, counted from its first."""
+    """Tokens [64] of a warpgroup's rows, from its first token on."""
     row = gl.arange(0, config.rows, layout)
     if config.packed == 1:
         return row
@@ -40,7 +40,7 @@ def row_heads(tile, layout: gl.constexpr, config: gl.constexpr):
 
 @gluon.jit
 def mask_heads(tile, layout: gl.constexpr, config: gl.constexpr):
-    """The value with the `b` and `h` of a tile's rows, for masks and scores of its scores [M, N]."""
+    """What mask and score functions of scores [M, N] get for batch entry and head: the tile, or `RowHeads`."""
     if config.packed == 1:
         return tile
     else:

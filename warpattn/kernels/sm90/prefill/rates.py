@@ -1,11 +1,10 @@
-"""Tiles of Hopper's prefill that the plan may choose from, and how long an SM takes for each: the measured table that
-the plan weighs configurations by (choice.py). A plan's reasons name the row of its tile.
+"""Measured rates of the tiles that Hopper's prefill may have: how long an SM takes for each. choice.py estimates the
+time of configurations from them; a plan's reasons name the row of its tile.
 
-The numbers are a fit to the times in `RECORDS`, all configurations of 30 drawn shapes each by `COMMAND`, with seeds 0,
-2 and 3, and to those of experiments 117, 119, 121, 123, 171 and 189 in bench/notes.md: the time of a call is that of
-the SM that ends last, `LAUNCH_US`, and the share of the longest tile by which a first tile takes longer. `python -m
-bench.rates` prints how far each row is from them: 2 to 12 % (root mean square), 13 % for 128 x 128 at 64 columns and
-256 x 32 at 96.
+The rates are fitted to the times in `RECORDS` (30 random shapes each, by `COMMAND`, seeds 0, 2
+and 3) and to experiments 117, 119, 121, 123, 171 and 189 in bench/notes.md. In the model, a call takes as long as the
+SM that ends last, plus `LAUNCH_US`, plus (`ALONE` - 1) times the longest tile. `python -m bench.rates` prints how far
+each row is from the times: 2 to 12 % (root mean square), 13 % for 128 x 128 at 64 columns and 256 x 32 at 96.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ RECORDS = (  # one H200 each
 )  # fmt: skip
 COMMAND = "python -m bench.choices --shapes 30"
 LAUNCH_US = 3.0
-ALONE = 1.2  # times its rate that a tile takes from its start to its end: others fill the gaps of its chain
+ALONE = 1.2  # a tile alone takes so many times its rate: in steady state neighbouring tiles fill its gaps
 
 
 class Rate(NamedTuple):
-    """Nanoseconds that an SM takes for a row of a tile: once, for each key, and more for each key of a masked tile."""
+    """Nanoseconds that an SM takes for one row of a tile."""
 
-    row: float
-    key: float
-    masked: float
+    row: float  # once
+    key: float  # for each key
+    masked: float  # extra for each key of a masked key tile
 
 
-# by the wider head dim, up to so many columns
+# key: widest head dim (the larger of queries' and values') that a row serves
 RATES: dict[int, dict[TileShape, Rate]] = {
     64: {
         TileShape(1, 64, 2): Rate(8.4, 0.112, 0.021),
@@ -85,5 +84,5 @@ RATES: dict[int, dict[TileShape, Rate]] = {
     },
 }
 
-# of those, the ones measured where lengths are on the device, too (experiments 128 and 133)
+# tiles that were measured with ragged and paged batches, too (experiments 128 and 133)
 LENGTHS_TILES = {64: (TileShape(2, 128), TileShape(4, 32)), 128: (TileShape(2, 32), TileShape(2, 64))}

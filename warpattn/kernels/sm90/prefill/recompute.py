@@ -1,14 +1,14 @@
-"""Attention once more for the tiles that nonfinite.py found, by one warpgroup, after all roles have ended.
+"""Computes again the tiles that nonfinite.py listed, in one warpgroup, after all roles have ended.
 
-The rings are free then, so their first slots take one tile at a time; nothing overlaps, because almost no launch comes
-here. Key tiles with finite values go as before. In others each row gets the values that it sees, key by key:
+The rings are free then, so it loads one tile at a time into their first slots, without overlap: almost no launch gets
+here. V tiles with finite values are multiplied as usual; others are added key by key, to the rows that see the key:
 
       V tile ─▶ all finite? ── yes ─▶ O += P·V
                       └── no ─▶ for each key: O += p · v in the rows that see it
 
-The columns of O go in blocks, with the scores computed for each: all of them together took so many registers that
-the compiler spilled in the loops of the roles, too (30 % of the time at head dim 256, H200). For the same reason slots
-and barriers have numbers that the compiler does not know: their addresses are not to be kept beside those loops.
+It computes O in blocks of columns, and the scores again for each block. With all columns at once the compiler spilled
+even in the loops of the roles (30 % of the time at head dim 256, H200). For the same reason it hides the numbers of
+slots and barriers from the compiler, which would keep their addresses in registers across those loops.
 """
 
 from typing import NamedTuple
@@ -43,34 +43,34 @@ from .packed_rows import mask_heads, row_tokens
 
 BARRIERS = gl.constexpr(RECOMPUTE_BARRIERS)
 SLOTS = gl.constexpr(RECOMPUTE_BARRIERS // 2)
-Q = gl.constexpr(2)  # full barrier of the queries; K has slot and barrier 0, V has 1
+Q = gl.constexpr(2)  # number of the queries' full barrier; K has slot and barrier 0, V 1
 
 
 class RecomputedBlock(NamedTuple):
-    """Columns of the output that are computed at a time."""
+    """A block of output columns that is computed at a time."""
 
-    part: int  # of the values
-    first: int  # column of the part
+    part: int  # part of the values
+    first: int  # first column in that part
     stage: int  # part of the staging tile
-    at: int  # column there
-    stored: int  # after this block the staging tile is stored, to this column and on; -1: not yet
+    at: int  # first column there
+    stored: int  # output column to which the staging tile is stored after this block; -1: not yet
 
 
 @gluon.constexpr_function
 def recomputed_bytes(config):
-    """Of queries and output of one warpgroup, which are loaded."""
+    """Bytes of one warpgroup's queries and output, which are loaded first."""
     return (config.loaded_q_bytes + config.out_bytes) // config.consumers
 
 
 @gluon.constexpr_function
 def recomputed_cols(config):
-    """Columns of the output that are computed at a time; fewer registers leave more to the roles."""
+    """Columns of a block. Narrow blocks need few registers, which leaves more to the roles."""
     return min(config.v_parts[-1], config.store_parts[-1], 64 if config.padded_v > 64 else 32)
 
 
 @gluon.constexpr_function
 def recomputed_blocks(config):
-    """All columns of the output, each a `RecomputedBlock`."""
+    """All columns of the output, as `RecomputedBlock`s."""
     cols, whole, blocks, column = recomputed_cols(config), sum(config.store_parts), [], 0
     ends = [sum(config.store_parts[: i + 1]) for i in range(len(config.store_parts))]
     for part, width in enumerate(config.v_parts):
@@ -84,16 +84,16 @@ def recomputed_blocks(config):
 
 @gluon.constexpr_function
 def recomputed_block(config, number):
-    """One of them."""
+    """One of `recomputed_blocks`."""
     return recomputed_blocks(config)[number]
 
 
 @gluon.aggregate
 class LeftTile:
-    """A warpgroup's rows of a tile, attended to again."""
+    """A warpgroup's rows of a tile that is computed again."""
 
     tile: gl.base_value  # Tile or VarlenTile
-    slot: PipelineState  # of its queries, and of a key tile
+    slot: PipelineState  # slot 0, of its queries and of K and V tiles
     wg: gl.tensor
     q: gl.tuple  # [64, D]
     out: gl.tuple  # [1, 64 / packed, packed, Dv]
@@ -101,27 +101,27 @@ class LeftTile:
 
 @gluon.aggregate
 class VisitedKeys:
-    """A key tile of a span."""
+    """The current key tile."""
 
     span: gl.base_value
-    i: gl.tensor  # its number there
-    tile: gl.tensor  # and among all
+    i: gl.tensor  # its number in the span
+    tile: gl.tensor  # its number in the sequence
 
 
 @gluon.jit
 def end_role(ctx, wg):
-    """At the end of a warpgroup's tiles: the outputs of those that it has left are in memory, where `recompute_tile`
-    reads them."""
+    """Ends a consumer warpgroup: if it has listed tiles, waits until their outputs are in memory, where
+    `recompute_tile` reads them."""
     if peek(ctx.rings.left.index(wg)) >= 0:
         tma.store_wait(0, read_only=False)
 
 
 @gluon.jit
 def recompute_tiles(ctx):
-    """Attend again to every tile that a warpgroup has left.
+    """Computes every listed tile again; does nothing if all lists are empty.
 
-    What the compiler moves out of the loops over them, some 70 instructions, is behind one branch: as the end of every
-    launch it was fetched from memory line by line.
+    The compiler hoists some 70 instructions out of the loops over tiles. This branch keeps launches without listed
+    tiles from fetching them, line by line, at their end.
     """
     last = peek(ctx.rings.left.index(0))
     consumers: gl.constexpr = ctx.config.consumers
@@ -133,7 +133,7 @@ def recompute_tiles(ctx):
 
 @gluon.jit
 def recompute_lists(ctx):
-    """Attend again to the tiles of every warpgroup's list."""
+    """Computes the tiles of every warpgroup's list again."""
     phase = gl.to_tensor(0)
     turn = gl.to_tensor(0)
     for wg in range(ctx.config.consumers):
@@ -147,7 +147,7 @@ def recompute_lists(ctx):
 
 @gluon.jit
 def start_barriers(bars):
-    """Initialise the barriers; every one counts one arrival."""
+    """Initialises the barriers; each completes on one arrival."""
     for i in gl.static_range(BARRIERS):
         mbarrier.init(bars.index(i), count=1)
     fence_async_shared()  # TMA sees the new barriers
@@ -156,7 +156,7 @@ def start_barriers(bars):
 
 @gluon.jit
 def recompute_tile(ctx, place, wg, phase, turn):
-    """(place of the tile left before, phase): attend again to a warpgroup's rows of a tile."""
+    """Computes a warpgroup's rows of a tile again. Returns (next place in the list, phase)."""
     config: gl.constexpr = ctx.config
     tile = ctx.work.tile_at(place, config.tokens)
     row = tile.row + wg * config.wg_tokens
@@ -182,7 +182,7 @@ def recompute_tile(ctx, place, wg, phase, turn):
 
 @gluon.jit
 def attend_block(ctx, left, block, phase):
-    """(O [64, C] of a block of columns, phase)."""
+    """(O [64, C] of one block of output columns, phase)."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = accumulator_layout(recomputed_cols(config), config.depth)
     span = ctx.work.key_tiles(ctx.mods, left.tile, config)
@@ -203,7 +203,7 @@ def attend_block(ctx, left, block, phase):
 
 @gluon.jit
 def store_block(ctx, o, left, block: gl.constexpr):
-    """An `RecomputedBlock` of O into the staging tile, and with the last one that fits all of them by TMA."""
+    """Writes a `RecomputedBlock` of O to the staging tile, and stores that by TMA once it is full."""
     config: gl.constexpr = ctx.config
     staging = as_matrices(left.out, config.rows, config.store_parts)[block.stage]
     staging.slice(block.at, recomputed_cols(config), 1).store(o.to(output_type(config)))
@@ -218,7 +218,7 @@ def store_block(ctx, o, left, block: gl.constexpr):
 
 @gluon.jit
 def no_scores(config: gl.constexpr):
-    """The state of rows before their first key."""
+    """The softmax state of rows that have seen no key."""
     layout: gl.constexpr = accumulator_layout(config.block_n, config.depth)
     zero = as_quads(gl.zeros([config.rows, config.block_n], gl.float32, layout))
     return SoftmaxState(lane_max(zero) - float("inf"), lane_sum(zero))
@@ -226,9 +226,9 @@ def no_scores(config: gl.constexpr):
 
 @gluon.aggregate
 class FreeSlots(StagedPipeline):
-    """Slots of a ring that the roles have left, with barriers of their own; a ring of one slot has that for all."""
+    """Slots of a ring that the roles no longer use, with the barriers of this file; one slot may serve all `state`s."""
 
-    slots: gl.constexpr  # of the ring
+    slots: gl.constexpr  # slots of the ring
 
     @gluon.jit
     def tile(self, state, part: gl.constexpr = 0):
@@ -240,12 +240,12 @@ class FreeSlots(StagedPipeline):
 
 @gluon.jit
 def load(ctx, rows, ring, slot: gl.constexpr, left, visited, phase, nbytes: gl.constexpr):
-    """A tile of keys or values in shared memory, when it is there."""
+    """Loads a tile of K or V, and waits for it."""
     config: gl.constexpr = ctx.config
     alone = FreeSlots(ring.smem, ctx.rings.recompute, SLOTS, 1, 1, ring.stages)
     number = hide_from_compiler(slot)
     state = PipelineState(number, gl.to_tensor(1), ring.stages)
-    gl.barrier()  # all warps have read what was there
+    gl.barrier()  # all warps have read the slot's previous tile
     arriving = alone
     if config.converts:
         arriving = FreeNarrowRing(alone, config, slot)
@@ -258,7 +258,7 @@ def load(ctx, rows, ring, slot: gl.constexpr, left, visited, phase, nbytes: gl.c
 
 @gluon.jit
 def scores(ctx, left, visited, phase):
-    """Scores [64, N] with a key tile, hidden ones -inf."""
+    """Loads a key tile; returns its scores [64, N], hidden ones -inf."""
     config: gl.constexpr = ctx.config
     keys = load(ctx, ctx.tensors.k, ctx.rings.k, 0, left, visited, phase, config.k_bytes // config.widening)
     s = start_scores(left.q, as_matrices(keys, config.block_n, config.qk_parts), config)
@@ -270,8 +270,7 @@ def scores(ctx, left, visited, phase):
 
 @gluon.jit
 def add_values(ctx, left, o, p, visited, block, phase):
-    """O plus block number `block` of the values of a key tile, by their weights P [64, N], in the rows that see
-    them."""
+    """Adds P [64, N] times a column block of a V tile to O; values that are not finite only in rows that see them."""
     config: gl.constexpr = ctx.config
     values = load(ctx, ctx.tensors.v, ctx.rings.v, 1, left, visited, phase, config.v_bytes // config.widening)
     values = as_matrices(values, config.v_rows, config.v_columns)
@@ -291,7 +290,7 @@ def add_values(ctx, left, o, p, visited, block, phase):
 
 @gluon.jit
 def left_operand(p, config: gl.constexpr):
-    """Weights P [64, N] as the left operand of their product with a block of values."""
+    """P [64, N] as the left operand of wgmma."""
     layout: gl.constexpr = operand_layout(recomputed_cols(config), config.depth)
     if config.products:
         packed = unpack_bytes(pack_bytes(as_quads(p)), element_type(config.element))
@@ -302,7 +301,7 @@ def left_operand(p, config: gl.constexpr):
 
 @gluon.jit
 def right_operand(values, first: gl.constexpr, config: gl.constexpr):
-    """Columns from `first` on of a part of the values of a key tile."""
+    """Columns from `first` on of a part of a V tile, as the right operand of wgmma."""
     if config.products:
         return values.slice(first, recomputed_cols(config), 0).permute((1, 0))
     else:
@@ -311,8 +310,8 @@ def right_operand(values, first: gl.constexpr, config: gl.constexpr):
 
 @gluon.jit
 def add_value(ctx, left, o, p, values, key_tile, first, j):
-    """O plus the value at place `j` of a tile, columns `first` and on of a part of it, by its weight in P [64, N], in
-    the rows that see its key."""
+    """Adds row `j` of a V tile (columns from `first` on), times its weights in P [64, N], to O in the rows that see
+    the key."""
     config: gl.constexpr = ctx.config
     rows: gl.constexpr = gl.SliceLayout(1, o.type.layout)
     cols: gl.constexpr = gl.SliceLayout(0, o.type.layout)
@@ -337,7 +336,7 @@ def add_value(ctx, left, o, p, values, key_tile, first, j):
 
 @gluon.jit
 def all_finite(tile):
-    """Whether no value of a tile [N, columns] in shared memory, in parts, is NaN or infinite."""
+    """Whether a tile [N, columns] in shared memory, given in parts, has no NaN and no infinity."""
     special = any_nonfinite(tile[0])
     for part in gl.static_range(1, len(tile)):
         special |= any_nonfinite(tile[part])

@@ -1,4 +1,4 @@
-"""What Triton compiles for one config, mask and score of dense prefill on Hopper."""
+"""What Triton compiles for dense prefill on Hopper, and for the transposition of 8-bit values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,7 +18,7 @@ from .kernel import prefill_kernel
 
 
 def prefill_source(args: Mapping[str, Any], config: SM90Config, features: Features) -> GluonASTSource:
-    """The kernel of a launch with `args`."""
+    """Source of the prefill kernel for a launch with `args`."""
 
     def maps(rows: int, widths: tuple[int, ...], packed: int, dtype: Any) -> tuple[str, ...]:
         return map_types([tile_box(rows, cols, False, packed) for cols in widths], dtype)
@@ -33,6 +33,6 @@ def prefill_source(args: Mapping[str, Any], config: SM90Config, features: Featur
 
 
 def transpose_values_source(args: Mapping[str, Any], cols: int, ragged: bool) -> GluonASTSource:
-    """The kernel that transposes 8-bit values whose padded head dim is `cols`."""
+    """Source of the kernel that transposes 8-bit values whose padded head dim is `cols`."""
     hints = {"values.pointer": ALIGNED, "out_ptr": ALIGNED}
     return kernel_source(transpose_values_kernel, args, {"cols": cols, "ragged": ragged}, hints=hints)

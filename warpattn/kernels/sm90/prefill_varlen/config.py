@@ -32,16 +32,16 @@ from ..prefill.config import SM90Config, TileShape
 from ..prefill.rates import LENGTHS_TILES
 from ..widths import block_words
 
-PAGED_REGISTERS = 32  # of the producer, the rest of 2 x 240 or 3 x 160: page numbers take their place
-COPIED_KEYS = 64  # keys of a tile that is copied row by row: half the code of 128
-LEAST_BOX = 8  # rows after which the swizzle repeats
-MANY_KEYS = 2048  # from which on the usual tile with all heads took 0.69 to 0.994 of its time with one (12 shapes)
-SLOTS = 4  # of rings at least: keys may come page by page
-LONG = 8192  # queries and keys of a sequence for which a configuration must be no slower than the usual one, too
+PAGED_REGISTERS = 32  # registers a thread of a producer that holds page numbers, beside 2 x 240 or 3 x 160
+COPIED_KEYS = 64  # most keys of a tile that is copied row by row: half the code of 128
+LEAST_BOX = 8  # rows after which the swizzle repeats: the least rows of a TMA box
+MANY_KEYS = 2048  # from so many keys on, tiles of all heads took 0.69 to 0.994 x the time of one head's (12 shapes)
+SLOTS = 4  # slots of a ring that `with_tile` tries first, because keys may arrive page by page
+LONG = 8192  # a configuration must also be no slower than the usual one for so many queries and keys
 
 
 class OrderTiles(NamedTuple):
-    """What the kernel that lists query blocks is compiled for: one serves many configurations."""
+    """Compile-time parameters of the kernel that lists query blocks."""
 
     ragged_q: bool
     ragged_k: bool
@@ -54,19 +54,19 @@ class VarlenConfig:
     """The tiles of the dense kernel, and how key rows reach shared memory."""
 
     tiles: SM90Config
-    page_size: int  # 0: keys of sequences lie end to end
-    ragged_queries: bool  # queries lie end to end; else every sequence has equally many
-    box: int  # rows of a box of keys; 0: ordinary copies, row by row
-    copied: bool = False  # a launch before makes the keys and values that are read (sm90/copies)
+    page_size: int  # 0: keys of all sequences are packed end to end
+    ragged_queries: bool  # queries are packed end to end; else every sequence has the same number
+    box: int  # rows of a TMA box of keys; 0: ordinary copies, row by row
+    copied: bool = False  # reads 16-bit copies of K and V that a preceding launch makes (sm90/copies)
 
     @cached_property
     def topology(self) -> Topology:
-        """Roles and rings of a block: a published tile has the lengths of its sequence."""
+        """Roles and rings of a CTA; its published tiles also hold the lengths of their sequence."""
         return self.tiles.topology_with(SPLIT_VARLEN_FIELDS if self.tiles.split else VARLEN_TILE_FIELDS)
 
     @property
     def order_tiles(self) -> OrderTiles:
-        """Those of the list of query blocks."""
+        """The parameters of the kernel that lists query blocks."""
         return OrderTiles(self.ragged_queries, self.page_size == 0, self.tiles.tokens, self.tiles.block_n)
 
 
@@ -91,17 +91,17 @@ class VarlenShape(NamedTuple):
 
 @dataclass(frozen=True)
 class VarlenOrder:
-    """How the scheduler numbers output tiles: sections of heads, longest tile of all sequences first."""
+    """How the scheduler numbers output tiles: section by section, within each the longest of all sequences first."""
 
-    blocks: int  # query blocks at most
+    blocks: int  # upper bound of the number of query blocks
     candidates: int  # places where a query block may begin, see nvidia/order_kernel.py
     section: int  # query heads whose tiles the scheduler hands out together
 
 
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
-    """The choice for a ragged or paged `problem`. The host does not know the lengths, only upper bounds of them: work
-    is counted for a sequence of the mean length. With `batch_invariant` a row's key tiles do not depend on the other
-    sequences; which rows share a tile may, since it changes no bit of theirs."""
+    """Chooses the configuration of a ragged or paged `problem`. The host knows only upper bounds of the lengths, so it
+    counts work for a sequence of mean length. With `batch_invariant` a row's key tiles must not depend on the other
+    sequences; the rows in its tile may, since they change no bit of its result."""
     if (problem.page_size or problem.kv_dtype is not None) and copies(problem, options):
         choice = choose(of_copies(problem), target, options)
         tiles = choice.config.tiles.with_scales(problem)
@@ -144,9 +144,9 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
 
 @lru_cache(maxsize=1024)
 def _pack(typical: Problem, usual: SM90Config, why: str, same_keys: bool) -> Best:
-    """The candidate with the least work that has no more than the usual one for a long sequence, either; with
-    `same_keys` of those with its key tiles. Kept, since engines call with other lengths in every step and counting
-    takes milliseconds."""
+    """The candidate with the least work for a `typical` sequence and no more than the usual one for a long sequence.
+    `same_keys`: only candidates with the usual number of keys per tile. Cached, since engines call with new lengths in
+    every step and counting takes milliseconds."""
     own, counts, at_length = tiling(usual), KeyTiles(typical), _kept_tiles(replace(typical, seq_q=LONG, seq_k=LONG))
     first = _several_heads(Best(counts.candidate(own), usual, why), counts, at_length)
     tilings = promising(counts, first, _measured_tiles(own.wide), GAIN, None)
@@ -158,14 +158,14 @@ def _pack(typical: Problem, usual: SM90Config, why: str, same_keys: bool) -> Bes
 
 
 def _measured_tiles(wide: int) -> tuple[TileShape, ...]:
-    """Those measured where lengths are on the device, for head dims of at most `wide` columns."""
+    """The tiles that were measured with ragged and paged batches, for head dims of at most `wide` columns."""
     return LENGTHS_TILES.get(64 if wide <= 64 else 128 if wide <= 128 else 0, ())
 
 
 def _several_heads(one: Best, counts: KeyTiles, at_length: KeyTiles) -> Best:
-    """The usual tile with as many query heads as it may hold, where sequences have many keys and a mask, as those on
-    record, if that is no more work here nor for long ones: its rows end closer to each other, and one kernel serves
-    more lengths."""
+    """The usual tile with as many packed query heads as it may hold, for sequences with a mask and many keys (as were
+    measured), unless that is more work here or for long sequences. Packed rows see more similar spans, and one kernel
+    serves more lengths."""
     recorded = counts.masked and counts.all_known and one.config.eight_bit is None
     if not recorded or counts.problem.seq_k < MANY_KEYS:
         return one
@@ -182,7 +182,7 @@ def _several_heads(one: Best, counts: KeyTiles, at_length: KeyTiles) -> Best:
 
 @lru_cache(64)
 def _kept_tiles(problem: Problem) -> KeyTiles:
-    """Those of a long problem, which many others are held against."""
+    """The counts of a long problem, cached."""
     return KeyTiles(problem)
 
 
@@ -193,7 +193,7 @@ def _near(length: int) -> int:
 
 
 def _typical(problem: Problem, options: PlanOptions) -> Problem:
-    """The dense problem for whose work a configuration is chosen."""
+    """The dense problem, with mean lengths, that is planned for."""
     if not problem.ragged_queries:
         return replace(problem, batch=1) if options.batch_invariant else problem
     batch = max(1, problem.batch)
@@ -202,7 +202,7 @@ def _typical(problem: Problem, options: PlanOptions) -> Problem:
 
 
 def _box(page_size: int, block_n: int) -> tuple[int, str]:
-    """Rows of a box of keys: a divisor of both a page and a key tile."""
+    """(rows, reason) of a TMA box of keys; it divides a page and a tile."""
     if page_size == 0:
         return block_n, "sequences lie end to end: a box is a whole key tile"
     box = min(page_size & -page_size, block_n)
@@ -226,7 +226,7 @@ def _candidates(problem: Problem, block_m: int) -> int:
 
 
 def _section(problem: Problem, target: Arch) -> tuple[int, str]:
-    """How many query heads run side by side (all of some key heads')."""
+    """(query heads of a section, in whole groups that share keys; reason)."""
     keys = problem.seq_k * (1 if problem.kind == "ragged" else problem.batch)
     kv_bytes = problem.kv_element.bytes * max(keys, 1) * (problem.dim_qk + problem.dim_v)
     sections = min(problem.heads_kv, -(-problem.heads_kv // max(1, target.l2_keep // kv_bytes)))

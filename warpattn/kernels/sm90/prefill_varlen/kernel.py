@@ -1,11 +1,11 @@
-"""Hopper prefill of ragged batches and paged caches: the dense kernel's roles on tiles that carry their lengths.
+"""Hopper prefill of ragged batches and paged caches: the roles of the dense kernel, on tiles that carry their lengths.
 
 order_kernel           lengths ──▶ list of query blocks, longest first        (nvidia/order_kernel.py)
-prefill_varlen_kernel  the roles of prefill/: load, attend, epilogue, with
-    VarlenScheduler    tiles from the list                                    (pieces/scheduler_varlen.py)
-    SplitVarlenScheduler  or parts of them                                    (parts.py)
-    ClippedColumns     rows of one sequence, clipped at its end               (nvidia/clipped_rows.py)
-    PagedKeys          or keys page by page                                   (paged_keys.py)
+prefill_varlen_kernel  the roles of prefill/ (load, attend, epilogue), with
+    VarlenScheduler    tiles from that list,                                  (pieces/scheduler_varlen.py)
+    SplitVarlenScheduler  or their split-KV parts                             (parts.py)
+    ClippedColumns     rows of one sequence, clipped at its end,              (nvidia/clipped_rows.py)
+    PagedKeys          or keys loaded page by page                            (paged_keys.py)
 """
 
 from triton.experimental import gluon
@@ -29,13 +29,13 @@ TILE = gl.constexpr(TRANSPOSED_KEYS)
 
 @gluon.aggregate
 class RaggedKeys:
-    """K or V rows of sequences end to end."""
+    """Loads K or V of sequences that are packed end to end."""
 
     rows: ClippedColumns
 
     @gluon.jit
     def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
-        """One key tile of the key head of `tile` into a slot."""
+        """Loads a key tile of the key head of `tile` into a slot."""
         full = ring.producer_acquire(state)
         mbarrier.expect(full, nbytes)
         first, head = key_tile * ctx.config.block_n, tile.h // ctx.work.group
@@ -43,13 +43,13 @@ class RaggedKeys:
 
     @gluon.jit
     def place(self, ctx, tile, key):
-        """(outer, row) of keys of a tile's sequence, for their scales."""
+        """(0, row) of `key` of a tile's sequence, which locates its scale."""
         return 0, ctx.work.tile_at(tile.number, ctx.config.tokens).k_start + key
 
 
 @gluon.aggregate
 class RaggedValues(ValueColumns):
-    """V as prefill/eight_bit/transpose_values.py writes it: (1, 1, dim, heads, places)."""
+    """Loads V as transposed by transpose_values.py: (1, 1, dim, heads, places)."""
 
     @gluon.jit
     def corner(self, ctx, tile, key_tile):
@@ -59,7 +59,7 @@ class RaggedValues(ValueColumns):
 
 @gluon.aggregate
 class VarlenTensors:
-    """Operands in global memory, see `prefill.context.Tensors`."""
+    """Operands in memory, see `prefill.context.Tensors`."""
 
     q: ClippedColumns
     k: RaggedKeys | PagedKeys | CopiedKeys
@@ -71,17 +71,17 @@ class VarlenTensors:
 
     @gluon.jit
     def load_queries(self, tile, row, full, smem):
-        """Queries from `row` on of a tile's head into shared memory."""
+        """Loads queries from `row` on into shared memory."""
         self.q.load(tile.q_start, tile.seq_q, row, tile.h, full, smem)
 
     @gluon.jit
     def store_output(self, tile, row, column, smem):
-        """Rows from `row` on of a tile's output, from `column` on, out of shared memory."""
+        """Stores `smem` to a tile's output from (`row`, `column`) on."""
         self.o.store(tile.output(), tile.seq_q, row, tile.h, column, smem)
 
     @gluon.jit
     def load_output(self, tile, row, full, smem):
-        """Rows from `row` on of a tile's output, their first columns, back into shared memory."""
+        """Loads the first columns of a tile's output, rows from `row` on, back into shared memory."""
         self.o.load(tile.output(), tile.seq_q, row, tile.h, full, smem)
 
 
@@ -90,7 +90,7 @@ def prefill_varlen_kernel(
     q_maps, o_maps, k_source, v_source, list_ptr, table_ptr, lse_ptr, sinks_ptr, scale, shape, mask_args, score_args,
     config: gl.constexpr, functions: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
 ):  # fmt: skip
-    """Attention forward of a ragged batch or over a paged cache.
+    """Attention forward of a ragged batch or a paged cache.
 
     `k_source` and `v_source` are each a `ClippedMap`, or a `StridedRows` if `config.box` is 0; `shape` is a
     `VarlenShape`; `list_ptr` points to the list of order_kernel. Grid: any number of CTAs up to the number of tiles.
@@ -107,7 +107,7 @@ def prefill_varlen_kernel(
     mods = modifiers(functions, mask_args, score_args)
     scores = softmax_scale(scale, config.tiles)
     ctx = Context(tensors, rings, work, mods, scores, scale, config.tiles, has_sinks, has_lse)
-    if gl.program_id(0) < work.total():  # the host makes the grid without the lengths
+    if gl.program_id(0) < work.total():  # the host does not know the number of tiles when it makes the grid
         start_roles(ctx)
 
 
@@ -129,7 +129,7 @@ def work_of(shape, list_ptr, config: gl.constexpr):
 
 @gluon.jit
 def key_sources(k, v, table, config: gl.constexpr):
-    """K and V by the kind of their sequence."""
+    """What loads K and V: packed end to end, or in pages."""
     first: gl.constexpr = config.tiles.first_value
     if config.tiles.products:
         return RaggedKeys(ClippedColumns(k.map, k.step, k.unit, 0)), RaggedValues(v.map)

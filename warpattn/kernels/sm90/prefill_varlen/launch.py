@@ -1,4 +1,4 @@
-"""The launches of a ragged or paged prefill on Hopper: the order of the query blocks, attention, parts combined."""
+"""The launches of a ragged or paged prefill on Hopper: order of query blocks, attention, combination of parts."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ Layout = Ragged | PagedKV | PagedRagged
 def list_launches(
     checked: CheckedCall, x: Operands, sequence: Layout, choice: Choice, least_q: int = 1
 ) -> tuple[Launch, ...]:
-    """Launches of order_kernel and prefill_varlen_kernel, one before that transposes values for products of 8 bits or
-    copies keys and values, and one that combines parts where keys are split. The host reads no length:
-    order_kernel makes the tile list, without ragged sequences that have fewer than `least_q` queries."""
+    """The launches of a call in order: transposition of 8-bit values or copies of K and V, if needed; order_kernel;
+    prefill_varlen_kernel; and combination of partial outputs, if keys are split. The host reads no length: order_kernel
+    makes the tile list and leaves out ragged sequences of fewer than `least_q` queries."""
     tiles = torch.empty(RECORD * (1 + choice.order.blocks), dtype=torch.int32, device=x.q.device)
     order = order_launch(checked, sequence, choice, tiles, least_q)
     first: tuple[Launch, ...] = (order,)
@@ -60,7 +60,7 @@ def list_launches(
 def order_launch(
     checked: CheckedCall, sequence: Layout, choice: Choice, tiles: Tensor, least_q: int = 1
 ) -> Launch:
-    """Write the list of query blocks to `tiles`."""
+    """Launch that writes the list of query blocks to `tiles`."""
     order_tiles, problem = choice.config.order_tiles, checked.problem
     mask, _ = programs(checked)
     q, k = _lengths(sequence)
@@ -84,7 +84,7 @@ def order_launch(
 def attention_launch(
     checked: CheckedCall, x: Operands, sequence: Layout, choice: Choice, tiles: Tensor, first_value: int = 0
 ) -> Launch:
-    """Attention of the blocks in the list, for values from column `first_value` on."""
+    """The launch of attention for values from column `first_value` on."""
     config, problem = choice.config, checked.problem
     config = replace(config, tiles=config.tiles.from_value(first_value), copied=False)
     packed, split = config.tiles.packed, config.tiles.split
@@ -123,7 +123,7 @@ def attention_launch(
 
 
 def _lengths(sequence: Layout) -> tuple[Tensor | None, Tensor]:
-    """Offsets of the queries, None where all sequences have equally many; offsets or lengths of the keys."""
+    """(offsets of the queries, None where all sequences have the same number; offsets or lengths of the keys)."""
     if isinstance(sequence, Ragged):
         q = sequence.cu_q.contiguous()
         return q, q if sequence.cu_k is None else sequence.cu_k.contiguous()
@@ -133,7 +133,7 @@ def _lengths(sequence: Layout) -> tuple[Tensor | None, Tensor]:
 
 
 def _key_rows(name: str, x: Tensor, config: VarlenConfig, widths: tuple[int, ...]) -> ClippedMap | StridedRows:
-    """The kernel's argument for K or V: boxes by TMA, transposed values too, or rows by ordinary copies."""
+    """The kernel's argument for K or V (also transposed V): a TMA map, or strides where rows are copied one by one."""
     if x.ndim == 5:
         return ClippedMap((x,), 0, 0)
     return clipped_maps(name, x, config.box, widths) if config.box else strided(x)

@@ -1,10 +1,10 @@
-"""Keys and values page by page into a slot of a ring.
+"""Loads key tiles of a paged cache page by page into a slot of the K or V ring.
 
       slot     ┌ page 7, rows 0-15 ┬ page 2, rows 0-15 ┬ page 9, rows 0-4 ┬ zeros ┐        page size 16, 37 keys
 
-By TMA, a box has as many rows as the largest power of two that divides the page size, at most a key tile. The producer
-reads page numbers before it waits for the slot, so that their latency passes beside the consumers' work. A swizzled
-tile takes no boxes of fewer than 8 rows: ordinary copies read such pages (sizes 1, 2, 3, 4, 12 ...) row by row.
+A TMA box has as many rows as the largest power of two that divides the page size, at most those of a key tile. The
+producer reads page numbers before it waits for the slot, so that the consumers' work hides their latency. A swizzled
+tile cannot take boxes of fewer than 8 rows, so ordinary copies read such pages (sizes 1, 2, 3, 4, 12 ...) row by row.
 
 The producer never reads entries of the block table past a sequence's length, and clamps page numbers to the cache.
 """
@@ -26,8 +26,8 @@ class Table:
     """The block table: pages of every sequence in order."""
 
     entries: gl.tensor  # int32* (batch, max_pages)
-    stride: gl.tensor  # from one sequence to the next
-    pages: gl.tensor  # of the cache
+    stride: gl.tensor  # entries from one sequence to the next
+    pages: gl.tensor  # pages of the cache
     page_size: gl.constexpr
 
     @gluon.jit
@@ -40,15 +40,15 @@ class Table:
 
 @gluon.aggregate
 class PagedKeys:
-    """K or V pages by TMA."""
+    """Loads K or V from pages by TMA."""
 
-    rows: ClippedColumns  # a start is a page
+    rows: ClippedColumns  # indexed by page instead of by first row of a sequence
     table: Table
-    box: gl.constexpr  # rows
+    box: gl.constexpr  # rows of a TMA box
 
     @gluon.jit
     def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
-        """One key tile of the key head of `tile` into a slot."""
+        """Loads a key tile of the key head of `tile` into a slot."""
         first = key_tile * ctx.config.block_n
         parts: gl.constexpr = ctx.config.block_n // self.box
         together: gl.constexpr = min(parts, AT_ONCE)
@@ -65,12 +65,12 @@ class PagedKeys:
 
     @gluon.jit
     def place(self, ctx, tile, key):
-        """(page, row) of keys of a tile's sequence, for their scales."""
+        """(page, row) of `key` of a tile's sequence, which locates its scale."""
         return self.table.page(tile.b, key, tile.seq_k), key % self.table.page_size
 
     @gluon.jit
     def pages_from(self, tile, key, count: gl.constexpr):
-        """Pages of `count` boxes from `key` on."""
+        """Page numbers of `count` boxes from `key` on."""
         pages = ()
         for i in gl.static_range(count):
             pages += (self.table.page(tile.b, key + i * self.box, tile.seq_k),)
@@ -78,7 +78,7 @@ class PagedKeys:
 
     @gluon.jit
     def load_box(self, tile, key, page, head, full, smem):
-        """Rows of one page from `key` on; zeros past the end of the keys."""
+        """Loads one box from `key` on; zeros past the sequence."""
         row = key % self.table.page_size
         length = row + gl.minimum(gl.maximum(tile.seq_k - key, 0), self.box)
         self.rows.load(page, length, row, head, full, smem)
@@ -86,19 +86,19 @@ class PagedKeys:
 
 @gluon.aggregate
 class CopiedKeys:
-    """K or V rows by ordinary asynchronous copies, 16 bytes a lane. Strides are in runs of 8 elements."""
+    """Loads K or V from pages row by row with cp.async, 16 bytes a lane. Strides are in runs of 8 elements."""
 
     base: gl.tensor
     page_stride: gl.tensor
     row_stride: gl.tensor
     head_stride: gl.tensor
     table: Table
-    column: gl.constexpr  # the first one
+    column: gl.constexpr  # first column to load
     end: gl.constexpr  # column after the last one
 
     @gluon.jit
     def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
-        """One key tile of the key head of `tile` into a slot; zeros past the end of the keys and of the head dim."""
+        """Loads one key tile of the key head of `tile` into a slot; zeros past the sequence and past the head dim."""
         first = key_tile * ctx.config.block_n
         head = (tile.h // ctx.work.group).to(gl.int64) * self.head_stride
         full = ring.producer_acquire(state)
@@ -114,7 +114,7 @@ class CopiedKeys:
 
     @gluon.jit
     def copy_part(self, tile, first, head, column, smem):
-        """Start copying the columns from `column` on of a key tile from `first` on."""
+        """Copies a part of a key tile, from `first` and `column` on."""
         rows: gl.constexpr = smem.shape[2]
         cols: gl.constexpr = smem.shape[4]
         smem = smem.reshape([rows, cols])
@@ -133,7 +133,7 @@ class CopiedKeys:
 
 @gluon.jit
 def slice_rows(tile, first: gl.constexpr, rows: gl.constexpr, dim: gl.constexpr):
-    """Some rows of every part of a tile."""
+    """`rows` rows from `first` on of every part of a tile."""
     parts = ()
     for part in gl.static_range(len(tile)):
         parts += (tile[part].slice(first, rows, dim=dim),)

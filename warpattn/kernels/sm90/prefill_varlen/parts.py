@@ -1,7 +1,7 @@
-"""Output tiles of ragged batches and paged caches whose keys are shared out over CTAs: both schedulers at once.
+"""The scheduler of ragged and paged batches with split keys: `VarlenScheduler`, with several CTAs for each tile.
 
-The parts of a tile of the list have consecutive numbers, as those of a dense tile. A part's output has the place of the
-tile in one of `splits` copies of the batch, one after the other.
+The parts of a tile have consecutive numbers. The workspace holds `splits` copies of the batch's output, one after the
+other; part s of a tile writes its partial output to the tile's rows of copy s.
 """
 
 from triton.experimental import gluon
@@ -29,10 +29,10 @@ class VarlenPart(VarlenTile):
 
 @gluon.aggregate
 class SplitVarlenScheduler(VarlenScheduler):
-    """What `SplitWork` is to a dense batch."""
+    """As `SplitWork` for a dense batch."""
 
-    starts: gl.tensor  # of a copy of the batch: rows of ragged queries, or sequences
-    row_unit: gl.tensor  # rows of a start: 1, or queries of a sequence
+    starts: gl.tensor  # size of one copy of the batch: rows (ragged queries) or sequences
+    row_unit: gl.tensor  # rows per unit of `starts`: 1, or the queries of a sequence
     splits: gl.tensor  # parts of a tile
 
     @gluon.jit
@@ -42,14 +42,14 @@ class SplitVarlenScheduler(VarlenScheduler):
 
     @gluon.jit
     def tile(self, number, tokens: gl.constexpr):
-        """Part `number` of all."""
+        """Part `number` among those of all tiles."""
         of_tile = number // self.splits
         tile = tile_of_list(self, of_tile, number < self.total())
         return self.part(tile, number - of_tile * self.splits, number)
 
     @gluon.jit
     def part(self, tile, split, number):
-        """Part number `split` of a tile."""
+        """Part `split` of a tile, number `number` of all."""
         out = tile.q_start + split * self.starts
         return VarlenPart(
             tile.b, tile.h, tile.row, tile.q_start, tile.seq_q, tile.k_start, tile.seq_k, number, split, out
@@ -67,7 +67,7 @@ class SplitVarlenScheduler(VarlenScheduler):
 
     @gluon.jit
     def publish(self, slots, index, tile):
-        """Write a part into a slot of [stages * SPLIT_VARLEN_FIELDS, 1]; one warp calls it."""
+        """Writes a part into a slot of [stages * SPLIT_VARLEN_FIELDS, 1]; one warp calls it."""
         first = index * SPLIT_VARLEN_FIELDS
         publish_lengths(slots, first, tile)
         put_field(slots.index(first + 7), tile.split)

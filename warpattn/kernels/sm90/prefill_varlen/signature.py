@@ -1,4 +1,4 @@
-"""What Triton compiles for ragged batches and paged caches on Hopper."""
+"""What Triton compiles for ragged and paged prefill on Hopper."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,13 +19,13 @@ from .kernel import prefill_varlen_kernel
 
 
 def order_source(args: Mapping[str, Any], tiles: OrderTiles, mask: Program) -> GluonASTSource:
-    """The kernel that lists the query blocks."""
+    """Source of the kernel that lists the query blocks."""
     constants = {"span": modifier_functions(mask, None).span, **tiles._asdict()}
     return kernel_source(order_kernel, args, constants, captured_types(mask, None, "sm90"))
 
 
 def prefill_varlen_source(args: Mapping[str, Any], config: VarlenConfig, features: Features) -> GluonASTSource:
-    """The attention kernel."""
+    """Source of the attention kernel."""
     tiles = config.tiles
 
     def maps(rows: int, widths: tuple[int, ...], packed: int, dtype: Any) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """The configuration of Hopper's prefill for 8-bit keys and values, and when it multiplies 8-bit queries as they are.
 
-Nothing in this file imports Triton.
+This file imports no Triton.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ...operand_format import OperandFormat
 from ...widths import pad_dim
 from ..config import ALIGNMENT, SHORT_ROWS, SMEM_LIMIT, SM90Config, choose_config, stored
 
-PRODUCT_SCALES = (None, "tensor", "head", *ROW_BLOCKS)  # of products of 8 bits
-CONVERT_CONSUMER, CONVERT_PRODUCER = 216, 32  # registers beside a warpgroup that converts
-LEAST_STORED = 16  # columns of the output
+PRODUCT_SCALES = (None, "tensor", "head", *ROW_BLOCKS)  # kinds of scales that 8-bit products can have
+CONVERT_CONSUMER, CONVERT_PRODUCER = 216, 32  # registers a thread in kernels with a converting warpgroup
+LEAST_STORED = 16  # least columns of the output stored at once
 
 
 def eight_bit_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
@@ -31,14 +31,14 @@ def eight_bit_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
 
 
 def multiplies_bytes(problem: Problem) -> bool:
-    """Whether prefill multiplies 8-bit queries as they are: values are transposed before, which pages cannot be, and
-    fp32 sums leave no place for a factor of each token."""
+    """Whether wgmma multiplies 8-bit queries and keys as they are. That needs values transposed by a launch before,
+    which pages cannot be, and no scales of single tokens, which 8-bit operands cannot include."""
     scaled = all(scale in PRODUCT_SCALES for scale in problem.scales)
     return problem.q_dtype == torch.float8_e4m3fn and problem.kind in ("dense", "ragged") and scaled
 
 
 def _converting_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
-    """The usual configuration with a warpgroup that converts: two consumer warpgroups have to do."""
+    """The usual configuration plus a converting warpgroup, which leaves room for only two consumer warpgroups."""
     config, why = choose_config(ELEMENT_OF[problem.dtype], problem.dim_qk, problem.dim_v, min(seq_q, SHORT_ROWS), True)
     config = replace(
         config, operands=replace(config.operands, eight_bit=eight_bit_of(problem)), store_parts=config.v_parts,
@@ -48,7 +48,7 @@ def _converting_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
 
 
 def _products_config(problem: Problem) -> tuple[SM90Config, str]:
-    """That of products of 8 bits. Turns cost 2 to 4 % there, but at head dim 64 with three warpgroups (H200)."""
+    """The configuration for 8-bit products. Turns cost 2 to 4 %, except with three warpgroups at head dim 64 (H200)."""
     v = (pad_dim(problem.dim_v),)
     wide = max(pad_dim(problem.dim_qk), *v)
     three = wide <= 64 and problem.seq_q > SHORT_ROWS and not is_masked(problem)
@@ -64,7 +64,7 @@ def _products_config(problem: Problem) -> tuple[SM90Config, str]:
 
 
 def _fitted(config: SM90Config) -> SM90Config:
-    """The config with as few columns of the output stored at once as it takes: scales need memory, too."""
+    """The config with fewer columns of the output stored at once, until scales fit in shared memory, too."""
     config = stored(config)
     while config.smem_bytes + ALIGNMENT > SMEM_LIMIT and config.store_parts[0] > LEAST_STORED:
         config = replace(config, store_parts=(config.store_parts[0] // 2,))

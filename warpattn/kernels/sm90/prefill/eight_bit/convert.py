@@ -1,17 +1,17 @@
-"""8-bit keys and values in prefill: a warpgroup makes 16-bit tiles of them in the slots where they arrive.
+"""The converting warpgroup of prefill with 8-bit K and V: widens tiles to 16 bits in the slots where they arrive.
 
       load ── TMA ──▶ [ 8 bits | free  ] ── convert: LDS, F2FP, STS ──▶ [ 16 bits, swizzled ] ──▶ attend
                         slot of K or V        registers                    the same slot
 
-wgmma reads values from shared memory only, and of 16 bits only if their rows are keys, so each tile is written there
-once more. A slot has room for both forms one after the other: all of the 8-bit tile is in registers before the first
-16-bit element is written, and rings stay as deep as those of 16 bits.
+wgmma reads its right operand from shared memory only, so the warpgroup writes the 16-bit tile back. It holds all of the
+8-bit tile in registers before it writes the first 16-bit element: both forms share one slot, and rings are as deep
+as with 16 bits.
 
-Operands are of fp16, which holds every e4m3 and e5m2 value and takes a quarter of the instructions that bf16 takes.
-The warpgroup that has queries of bf16 makes fp16 fractions of a power of two of them: its largest finite one gets 2^15
-to 2^16, so that all within 2^29 of it are exact, and the others within 2^-40 of it. The power and all scales
-are multiplied in where scales.py says. Where tokens have scales, the role loads those of keys and values with a
-key tile, a tile ahead. fp16 does not hold weights times any scale, so then values are of bf16.
+Operands are fp16, which holds every e4m3 and e5m2 value and takes a quarter of the instructions that bf16 takes.
+Consumer warpgroups turn bf16 queries into fp16, divided by a power of two that puts their largest finite one at 2^15 to
+2^16: queries within 2^29 of it are exact, the others err by at most 2^-40 of it. scales.py multiplies the power and all
+scales back in. Scales of tokens are loaded here, one key tile ahead, and stored beside the ring. Where values have such
+scales, V is bf16, because a weight times a scale may exceed fp16.
 """
 
 from triton.experimental import gluon
@@ -26,12 +26,12 @@ from ..packed_rows import row_heads, row_tokens
 from .rings import CONVERTING, first_halves
 from .scales import ONE, factors_of
 
-INFINITY = gl.constexpr(0x7F800000)  # the bits of
+INFINITY = gl.constexpr(0x7F800000)  # bits of fp32 infinity
 
 
 @gluon.jit
 def convert_role(ctx):
-    """Convert the tiles of every output tile, in the order in which they are loaded."""
+    """Converts the K and V tiles of every output tile, in the order in which they are loaded."""
     config: gl.constexpr = ctx.config
     q_state = consumer_state(config.q_stages)
     k_state = consumer_state(config.kv_stages)
@@ -54,14 +54,14 @@ def convert_role(ctx):
 
 @gluon.jit
 def published(ctx, q_state):
-    """The tile of a slot of the Q ring, when it is there."""
+    """Waits for a slot of the Q ring and returns its tile."""
     ctx.rings.q.consumer_wait(q_state)
     return ctx.work.read(ctx.rings.tiles, q_state.index)
 
 
 @gluon.jit
 def convert_scaled_keys(ctx, k_state, v_state, tile, span):
-    """The keys of an output tile with the scales of its tokens, and all values but the last."""
+    """Converts all K tiles of an output tile, with scales of tokens, and all V tiles but the last."""
     scales = load_scales(ctx, tile, span, scale_places(ctx, tile, span, 0), 0)
     at = scale_places(ctx, tile, span, 1)
     following = load_scales(ctx, tile, span, at, 1)
@@ -78,7 +78,7 @@ def convert_scaled_keys(ctx, k_state, v_state, tile, span):
 
 @gluon.jit
 def convert_scaled(ctx, state, scales):
-    """A tile of keys, and the scales of its keys and values."""
+    """Converts the next K tile, stores scales of its keys and values; returns the next state."""
     ctx.rings.k_in.wait(state)
     store_scales(ctx, state, scales)
     return convert_arrived(ctx, ctx.rings.k_in, state)
@@ -86,7 +86,7 @@ def convert_scaled(ctx, state, scales):
 
 @gluon.jit
 def store_scales(ctx, state, scales):
-    """Scales of the keys and values of a tile to their places beside the ring."""
+    """Stores the scales of a tile's keys and values beside the ring, for the consumers."""
     if has_row_scale(ctx.config, "k"):
         ctx.rings.scales.k.index(state.index).store(scales.k)
     if has_row_scale(ctx.config, "v"):
@@ -99,8 +99,8 @@ def store_scales(ctx, state, scales):
 
 @gluon.jit
 def store_ratios(slots, state, scales):
-    """The largest [N] of the scales of a key's blocks to row `state.index`, each as a fraction of it to its row behind
-    those of all slots: fp16 holds keys times these, and scores are multiplied by the largest."""
+    """Stores the scales of keys that have one per block of columns: each key's largest [N] in row `state.index`, and
+    all as fractions of it in rows after those of all slots. Keys times fractions fit fp16; scores get the largest."""
     top = scales[0]
     for block in gl.static_range(1, len(scales)):
         top = gl.maximum(top, scales[block])
@@ -111,21 +111,21 @@ def store_ratios(slots, state, scales):
 
 @gluon.jit
 def store_blocks(slots, state, scales):
-    """Scales [N] of each block of columns to their rows of a slot in [stages * blocks, N]."""
+    """Stores the scales [N] of each block of columns in a slot's rows of `slots` [stages * blocks, N]."""
     for block in gl.static_range(len(scales)):
         slots.index(state.index * len(scales) + block).store(scales[block])
 
 
 @gluon.jit
 def convert(ctx, slots, state):
-    """The next tile of a ring of keys or values, when it has arrived, in 16 bits."""
+    """Waits for the next tile of a ring and converts it; returns the next state."""
     slots.wait(state)
     return convert_arrived(ctx, slots, state)
 
 
 @gluon.jit
 def convert_arrived(ctx, slots, state):
-    """A tile that has arrived, in 16 bits."""
+    """Converts and commits a tile that has arrived; returns the next state."""
     convert_columns(ctx, slots, state)
     fence_async_shared()
     slots.ring.producer_commit(state)
@@ -134,7 +134,7 @@ def convert_arrived(ctx, slots, state):
 
 @gluon.jit
 def convert_columns(ctx, slots, state):
-    """Each part of a tile that has arrived, in 16 bits."""
+    """Converts each part of a tile that has arrived, in place."""
     config: gl.constexpr = slots.config
     widths: gl.constexpr = config.parts[slots.number]
     narrow = as_matrices(slots.tile(state), config.block_n, widths)
@@ -154,7 +154,7 @@ def convert_columns(ctx, slots, state):
 
 @gluon.jit
 def convert_alone(ctx, slots, state, tile, span, i):
-    """Key tile number `i` of a span, which has arrived, in 16 bits, and its scales, by the warpgroup that reads it."""
+    """Converts key tile `i` of a span, which has arrived, with its scales, in the warpgroup that will read it."""
     if by_token(slots.config):
         store_scales(ctx, state, load_scales(ctx, tile, span, scale_places(ctx, tile, span, i), i))
     convert_columns(ctx, slots, state)
@@ -164,7 +164,7 @@ def convert_alone(ctx, slots, state, tile, span, i):
 
 @gluon.jit
 def convert_part(narrow, wide, cols: gl.constexpr):
-    """The 8-bit elements of a part [N, columns] over themselves, in 16 bits."""
+    """Overwrites the 8-bit elements of a part [N, columns] with 16-bit ones."""
     x = narrow.load(rows_layout(cols)).to(gl.float16)
     if wide.dtype == gl.bfloat16:
         x = x.to(gl.float32).to(gl.bfloat16)
@@ -173,8 +173,8 @@ def convert_part(narrow, wide, cols: gl.constexpr):
 
 @gluon.jit
 def convert_scaled_part(narrow, wide, scales, first: gl.constexpr, columns: gl.constexpr):
-    """The same times their scales or fractions of them, of blocks of so many columns, from row `first` on in `scales`.
-    All of the part is in registers before the first element is written."""
+    """`convert_part` with a multiplication by scales (or fractions of them) that each block of `columns` columns has;
+    those of block 0 are in row `first` of `scales`. Reads the whole part before it writes the first element."""
     blocks: gl.constexpr = narrow.shape[1] // columns
     layout: gl.constexpr = rows_layout(columns)
     found = ()
@@ -188,13 +188,13 @@ def convert_scaled_part(narrow, wide, scales, first: gl.constexpr, columns: gl.c
 
 @gluon.constexpr_function
 def rows_layout(cols, run=8):
-    """Registers of rows of a part, `run` elements in a piece."""
+    """Registers of a part's rows, `run` consecutive elements a thread."""
     return gl.BlockedLayout([1, run], [32 * run // cols, cols // run], [CONVERTING, 1], [1, 0])
 
 
 @gluon.jit
 def tile_keys(ctx, span, i):
-    """Keys [N] of key tile number `i` of a span, of the last one for numbers beyond."""
+    """Keys [N] of key tile number `i` of a span; of its last tile where `i` is past the end."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [CONVERTING], [0])
     first = span.key_tile(gl.minimum(i, span.total - 1)) * ctx.config.block_n
     return first + gl.arange(0, ctx.config.block_n, layout)
@@ -202,8 +202,8 @@ def tile_keys(ctx, span, i):
 
 @gluon.jit
 def scale_places(ctx, tile, span, i):
-    """(batch entry or page, row) of the scales of key tile number `i`: a page number takes as long to arrive as the
-    scale that it leads to, so it is read a tile earlier."""
+    """(batch entry or page, row) of the scales of key tile number `i`. A page number takes as long to load as the scale
+    that it locates, so it is read one tile earlier."""
     key = tile_keys(ctx, span, i)
     outer, row = ctx.tensors.k.place(ctx, tile, key)
     return outer + 0 * key, row
@@ -211,7 +211,7 @@ def scale_places(ctx, tile, span, i):
 
 @gluon.jit
 def load_scales(ctx, tile, span, at, i):
-    """Scales [N] of the keys and of the values of key tile number `i`, 1 past the end."""
+    """Loads the scales [N] of keys and values of key tile number `i`; 1 past the end of the sequence."""
     there = tile_keys(ctx, span, i) < ctx.work.lengths(tile).seq_k
     k = ()
     v = ()
@@ -228,7 +228,7 @@ def load_scales(ctx, tile, span, at, i):
 
 @gluon.jit
 def block_scales(ctx, rows, tile, at, there, blocks: gl.constexpr):
-    """Scales [N] of keys or values at these places, of each block of columns."""
+    """Loads scales [N] of K or V at places `at`, for each block of columns."""
     found = ()
     for block in gl.static_range(blocks):
         found += (token_scale(ctx, rows, tile, at, there, block * rows.block),)
@@ -237,7 +237,7 @@ def block_scales(ctx, rows, tile, at, there, blocks: gl.constexpr):
 
 @gluon.jit
 def token_scale(ctx, rows, tile, at, there, block=0):
-    """Scales [N] of keys or values at these places, `block` elements on."""
+    """Loads the scales [N] of K or V at places `at`, `block` elements further."""
     outer, row = at
     head = (tile.h // ctx.work.group).to(gl.int64) * rows.head
     place = outer.to(gl.int64) * rows.outer + row.to(gl.int64) * rows.row + head
@@ -246,7 +246,7 @@ def token_scale(ctx, rows, tile, at, there, block=0):
 
 @gluon.jit
 def fp16_queries(ctx, slot, parts, tile, q_state, wg):
-    """A warpgroup's queries of `tile`, `parts` of its `slot`, as fp16 operands in the same place."""
+    """Converts a warpgroup's queries in its `slot` to fp16, in place; returns them."""
     if tile.row >= 0:
         if ctx.config.widens_queries:
             widen_queries(ctx, slot, tile, q_state, wg)
@@ -257,8 +257,8 @@ def fp16_queries(ctx, slot, parts, tile, q_state, wg):
 
 @gluon.jit
 def make_fractions(ctx, tile, q_state, wg):
-    """A warpgroup's queries of bf16, parts of [64, D] in a slot, over themselves as fp16 fractions of a power of two,
-    which goes to its place beside the ring."""
+    """Overwrites a warpgroup's bf16 queries, parts of [64, D], with fp16 ones, divided by a power of two that it stores
+    beside the ring."""
     top = largest(tile, False)
     if top >= INFINITY:
         top = largest(tile, True)
@@ -274,7 +274,7 @@ def make_fractions(ctx, tile, q_state, wg):
 
 @gluon.jit
 def multiply(pairs, factor):
-    """Pairs of bf16 over themselves as pairs of fp16, times `factor`; few columns at a time, for registers hold O."""
+    """Overwrites pairs of bf16 with pairs of fp16, times `factor`; few columns at a time, because registers hold O."""
     whole: gl.constexpr = pairs.shape[1]
     cols: gl.constexpr = min(32, whole)
     for column in gl.static_range(0, whole, cols):
@@ -286,8 +286,8 @@ def multiply(pairs, factor):
 
 @gluon.jit
 def widen_queries(ctx, slot, tile, q_state, wg):
-    """A warpgroup's queries of 8 bits, in the first halves of the parts of its tile in a slot, over themselves as fp16.
-    Scales of its tokens go to their place beside the ring."""
+    """Overwrites a warpgroup's 8-bit queries, which fill the first half of each part of its slot, with fp16 ones.
+    Stores the scales of its tokens beside the ring."""
     config: gl.constexpr = ctx.config
     narrow = as_matrices(first_halves(slot, config), config.rows, config.qk_parts)
     wide = as_fp16(as_matrices(slot, config.rows, config.qk_parts))
@@ -301,7 +301,7 @@ def widen_queries(ctx, slot, tile, q_state, wg):
 
 @gluon.jit
 def query_scales(ctx, tile, wg):
-    """Scales [64] of a warpgroup's rows; those past the last token have the scale of it."""
+    """Loads the scales [64] of a warpgroup's rows; rows past the last token get that token's."""
     config: gl.constexpr = ctx.config
     rows = ctx.scales.q
     token = tile.row + wg * config.wg_tokens + row_tokens(ONE, config)
@@ -312,8 +312,8 @@ def query_scales(ctx, tile, wg):
 
 @gluon.jit
 def largest(tile, finite: gl.constexpr):
-    """The bits of the largest magnitude, or `finite` one, in a tile of bf16, as those of fp32. Pairs are compared as
-    they lie: one of 64 x 128 takes 128 instructions a thread."""
+    """The largest (or largest `finite`) magnitude in a bf16 tile, as fp32 bits. Compares packed pairs: a tile of 64 x
+    128 takes 128 instructions a thread."""
     top = gl.to_tensor(0)
     for part in gl.static_range(len(tile)):
         bits = reinterpreted(tile[part], gl.int32)
@@ -329,7 +329,7 @@ def largest(tile, finite: gl.constexpr):
 
 @gluon.jit
 def as_fp16(tile):
-    """The parts of a tile of bf16 as parts of fp16 in the same place."""
+    """The parts of a bf16 tile, reinterpreted as fp16."""
     parts = ()
     for part in gl.static_range(len(tile)):
         parts += (reinterpreted(tile[part], gl.float16),)
@@ -338,7 +338,7 @@ def as_fp16(tile):
 
 @gluon.jit
 def reinterpreted(x, dtype: gl.constexpr):
-    """A part [rows, columns] as one of `dtype` in the same place."""
+    """A part [rows, columns], reinterpreted as `dtype`."""
     rows: gl.constexpr = x.shape[0]
     cols: gl.constexpr = x.shape[1] * x.dtype.primitive_bitwidth // dtype.primitive_bitwidth
     return x.reinterpret(dtype, [rows, cols], gl.NVMMASharedLayout.get_default_for([rows, cols], dtype))

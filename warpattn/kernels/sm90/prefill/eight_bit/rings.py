@@ -1,5 +1,5 @@
-"""Shared memory of 8-bit tiles in Hopper's prefill: slots in which TMA leaves 8 bits, scales beside them, values that
-are transposed."""
+"""Shared memory of Hopper's prefill with 8-bit tensors: the 8-bit view of ring slots, scales beside the rings, and
+transposed values."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -9,13 +9,13 @@ from ....nvidia.pipelines import stacked
 from ....pieces.scales import OfTokens
 from ...layouts import element_type
 
-CONVERTING = gl.constexpr(4)  # warps that make 16-bit tiles of 8-bit ones
+CONVERTING = gl.constexpr(4)  # warps of the converting warpgroup
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.constexpr_function
 def query_type(config):
-    """Of queries in memory."""
+    """Type of queries in memory."""
     return stored_type(config) if config.eight_bit is not None and config.eight_bit.queries else element_type(
         config.element
     )
@@ -23,17 +23,17 @@ def query_type(config):
 
 @gluon.constexpr_function
 def stored_type(config):
-    """Of keys and values in memory."""
+    """Type of K and V in memory."""
     return element_type(config.element if config.eight_bit is None else config.eight_bit.element)
 
 
 @gluon.aggregate
 class NarrowRing:
-    """A ring of 16-bit tiles as TMA fills it: 8-bit rows in the first half of each part, and barriers of its own."""
+    """A ring of 16-bit tiles as TMA fills it: 8-bit rows in each part's first half, and a third barrier (`loaded`)."""
 
     ring: gl.base_value  # StagedPipeline or FreeSlots
     config: gl.constexpr
-    number: gl.constexpr  # 0 of keys, 1 of values
+    number: gl.constexpr  # 0 for K, 1 for V
 
     @gluon.jit
     def producer_acquire(self, state):
@@ -59,7 +59,7 @@ class NarrowRing:
 
 @gluon.aggregate
 class FreeNarrowRing(NarrowRing):
-    """The same of a ring that its roles have left: copies complete the full barrier itself."""
+    """`NarrowRing` for recompute.py, after the roles have ended: TMA completes the full barrier itself."""
 
     @gluon.jit
     def loaded(self, state):
@@ -68,7 +68,7 @@ class FreeNarrowRing(NarrowRing):
 
 @gluon.jit
 def first_halves(wide, config: gl.constexpr):
-    """The first halves of 16-bit parts of a tile, as 8-bit ones."""
+    """The first halves of a tile's 16-bit parts, viewed as 8-bit parts."""
     parts = ()
     for part in gl.static_range(len(wide)):
         parts += (first_half(wide[part], stored_type(config)),)
@@ -77,14 +77,14 @@ def first_halves(wide, config: gl.constexpr):
 
 @gluon.jit
 def first_half(wide, dtype: gl.constexpr):
-    """The first half of a 16-bit part, as one of 8 bits."""
+    """The first half of a 16-bit part, viewed as an 8-bit part."""
     box: gl.constexpr = wide.shape
     return wide.reinterpret(dtype, stacked(2, box), gl.NVMMASharedLayout.get_default_for(box, dtype)).index(0)
 
 
 @gluon.jit
 def arriving_queries(tile, config: gl.constexpr):
-    """The parts of a slot of queries as they are loaded."""
+    """The parts of a Q slot as TMA fills them, perhaps with 8 bits."""
     if config.widens_queries:
         return first_halves(tile, config)
     else:
@@ -93,7 +93,7 @@ def arriving_queries(tile, config: gl.constexpr):
 
 @gluon.jit
 def make_scales(config: gl.constexpr):
-    """Slots of the scales that tokens of keys and values have: `OfTokens` of [stages * blocks, N]; () without such."""
+    """Allocates slots for scales of K's and V's tokens: `OfTokens` of [stages * blocks, N]; () without such scales."""
     if config.scale_bytes == 0:
         return ()
     else:
@@ -106,7 +106,7 @@ def make_scales(config: gl.constexpr):
 
 @gluon.jit
 def make_factors(config: gl.constexpr, unused):
-    """Slots of what scores are multiplied by, see `query_factors` of the config; `unused` where there are none."""
+    """Allocates slots for the factors of scores, see `query_factors` of the config; `unused` where there are none."""
     if config.query_factors == 0:
         return unused
     else:
@@ -116,18 +116,18 @@ def make_factors(config: gl.constexpr, unused):
 
 @gluon.aggregate
 class ValueColumns:
-    """V of a dense batch as transpose_values.py writes it: (batch, dim, heads, keys)."""
+    """Loads V of a dense batch that transpose_values.py has transposed to (batch, dim, heads, keys)."""
 
     maps: gl.tuple
 
     @gluon.jit
     def corner(self, ctx, tile, key_tile):
-        """Where the values of a key tile begin in the tensor of `maps`."""
+        """Coordinates of a key tile's values in the tensor of `maps`."""
         return tile.b, 0, tile.h // ctx.work.group, key_tile * ctx.config.block_n
 
     @gluon.jit
     def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
-        """The values of one key tile into a slot."""
+        """Loads the values of one key tile into a slot."""
         full = ring.producer_acquire(state)
         mbarrier.expect(full, nbytes)
         tma.async_load(self.maps[0], self.corner(ctx, tile, key_tile), full, ring.tile(state)[0])

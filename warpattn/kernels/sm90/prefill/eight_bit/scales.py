@@ -1,10 +1,10 @@
-"""Scales of 8-bit tensors in Hopper's prefill: where scores, weights and outputs are multiplied by them.
+"""Applies the scales of 8-bit tensors in Hopper's prefill to scores, weights and outputs.
 
-Scales per tensor and head, and the power of two of queries in fp16, become part of the softmax scale and of the factor
-of the output. Those of tokens multiply columns of the scores, and weights before they are rounded. Beside products of
-8 bits a block of 64 or 128 queries has all rows of a warpgroup, so that its scale joins the softmax scale, too, and
-those of blocks of keys, one or two in a tile, multiply its scores. With 16 bits in memory every function returns what
-it was given, and no instruction is left. convert.py makes the operands.
+Scales per tensor or head, and the power of two of fp16 queries, join the softmax scale and the factor of the output.
+Scales of K's tokens multiply columns of the scores; those of V's tokens multiply weights before they are rounded. With
+8-bit products, a scale belongs to a block of 64 or 128 tokens: a warpgroup's queries are in one block, so its scale
+joins the softmax scale, and a key tile is in one or two, whose scales multiply its scores. With 16-bit tensors every
+function returns what it was given and compiles to nothing. convert.py makes the operands.
 """
 
 from triton.experimental import gluon
@@ -20,8 +20,8 @@ ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))  # one number in every
 
 @gluon.jit
 def of_tile(ctx, tile, q_state, wg):
-    """The context with the scales of a tile's keys and queries, and the power of these, as part of the softmax
-    scale."""
+    """The context whose softmax scale includes the scales of a tile's keys and queries, and the power of two of its
+    queries."""
     config: gl.constexpr = ctx.config
     scale = ctx.scale
     if has_scale(config, "k", "tensor", "head"):
@@ -35,7 +35,7 @@ def of_tile(ctx, tile, q_state, wg):
         scale *= gl.max(factors_of(ctx, q_state, wg).load(ONE), 0)
     if config.eight_bit is None:
         return ctx
-    elif folds_scale(ctx.mods.score):  # a scale of 0 or below has a score function
+    elif folds_scale(ctx.mods.score):  # calls with a scale of 0 or below have a score function
         return ctx.with_scale(gl.maximum(scale, LEAST_SCALE))
     else:
         return ctx.with_scale(scale)
@@ -43,21 +43,21 @@ def of_tile(ctx, tile, q_state, wg):
 
 @gluon.jit
 def factors_of(ctx, q_state, wg):
-    """Factors of a warpgroup's scores, of a slot of queries: a power of two, or scales of all rows."""
+    """The slot's factors of a warpgroup's scores in shared memory: a power of two, or the scales of its rows."""
     return ctx.rings.factors.index(q_state.index * ctx.config.consumers + wg)
 
 
 @gluon.jit
 def row_block_scale(rows, place, head, shared: gl.constexpr):
-    """The scale of a head's block of `shared` tokens with the one at (batch entry, token) `place`."""
+    """Loads the scale of the block of `shared` tokens with `place` (batch entry, token)."""
     outer, row = place
     return gl.load(rows.scale + (outer * rows.outer + row // shared * rows.row + head * rows.head))
 
 
 @gluon.jit
 def key_block_scales(ctx, tile, key_tile):
-    """The scales of the one or two blocks of keys of a tile beside products of 8 bits, () elsewhere. Loaded before the
-    scores are there: nothing else hides the load."""
+    """Loads the scales of a tile's one or two blocks of keys, with 8-bit products; else (). Called before the scores
+    are awaited, because nothing else hides the load."""
     config: gl.constexpr = ctx.config
     shared: gl.constexpr = scaled_rows(config, "k") if config.products else 0
     if shared == 0:
@@ -74,7 +74,7 @@ def key_block_scales(ctx, tile, key_tile):
 
 @gluon.jit
 def scaled_scores(ctx, s, of_blocks, k_state, q_state, wg):
-    """Scores [64, N] times their keys' and queries' scales, where tokens or blocks of them have some."""
+    """Multiplies scores [64, N] by scales of tokens, or of blocks of them, if any."""
     layout: gl.constexpr = s.type.layout
     if ctx.config.products:
         if len(of_blocks) == 1:
@@ -93,7 +93,7 @@ def scaled_scores(ctx, s, of_blocks, k_state, q_state, wg):
 
 @gluon.jit
 def scaled_weights(ctx, p, s, k_state):
-    """Weights [64, N/8, 4, 2] times their values' scales, where tokens have some; `s` [64, N]."""
+    """Multiplies weights [64, N/8, 4, 2] by the scales of V's tokens, if any; `s` [64, N] gives the layout."""
     if has_row_scale(ctx.config, "v"):
         return as_quads(from_quads(p, s) * slot_scales(ctx, ctx.rings.scales.v, k_state))
     else:
@@ -102,14 +102,14 @@ def scaled_weights(ctx, p, s, k_state):
 
 @gluon.jit
 def slot_scales(ctx, scales, k_state):
-    """Scales [1, N] of a slot of [stages, N]."""
+    """Loads the scales [1, N] of a slot from [stages, N]."""
     layout: gl.constexpr = gl.SliceLayout(0, accumulator_layout(ctx.config.block_n))
     return scales.index(k_state.index).load(layout)[None, :]
 
 
 @gluon.jit
 def scaled_factor(ctx, factor, tile):
-    """The factor of a tile's output, times the scale of its values."""
+    """Multiplies the factor of a tile's output by V's scale, if any."""
     if has_scale(ctx.config, "v", "tensor", "head"):
         return factor * head_scale(ctx.scales.v, tile.h // ctx.work.group)
     else:

@@ -1,5 +1,5 @@
-"""Sizes of Hopper's prefill that 8-bit tensors change. Those of 16 bits have none of the scales, and arrive as they are
-multiplied. Nothing in this file imports Triton."""
+"""Sizes of Hopper's prefill that depend on whether tensors have 8 bits; `SM90Config` inherits them. With 16-bit tensors
+there are no scales and no conversion. This file imports no Triton."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...operand_format import WithOperands
 
 
 class EightBitSizes(WithOperands):
-    """What a config says of tiles that arrive in 8 bits, and of their scales."""
+    """The part of `SM90Config` about tiles that arrive in 8 bits and their scales."""
 
     if TYPE_CHECKING:
         consumers: int
@@ -30,51 +30,51 @@ class EightBitSizes(WithOperands):
 
     @property
     def widens_queries(self) -> bool:
-        """Whether the warpgroups that multiply queries of 8 bits make 16-bit ones of them first."""
+        """Whether consumer warpgroups first widen 8-bit queries to 16 bits."""
         return self.converts and self.eight_bit is not None and self.eight_bit.queries
 
     @property
     def changes_queries(self) -> bool:
-        """Whether those that multiply queries convert them first."""
+        """Whether consumer warpgroups first convert queries (8 bits or bf16) to fp16."""
         return self.widens_queries or self.operand != self.element
 
     @property
     def v_rows(self) -> int:
-        """Rows of a tile of values in shared memory."""
+        """Rows of a V tile in shared memory, perhaps transposed."""
         return self.padded_v if self.products else self.block_n
 
     @property
     def v_columns(self) -> tuple[int, ...]:
-        """Columns of its parts."""
+        """Columns of the parts of a V tile."""
         return (self.block_n,) if self.products else self.v_parts
 
     @property
     def widening(self) -> int:
-        """Bytes of an element of keys and values where it is multiplied, for each byte of it that arrives."""
+        """Bytes of a K or V operand per byte that TMA loads."""
         return 2 if self.converts else 1
 
     @property
     def loaded_q_bytes(self) -> int:
-        """Of a tile of queries, as they arrive."""
+        """Bytes of a query tile that TMA loads."""
         return self.q_bytes // 2 if self.widens_queries else self.q_bytes
 
     @cached_property
     def scale_bytes(self) -> int:
-        """Of the scales of the tokens of all slots."""
+        """Bytes of the scales of K's and V's tokens in all slots."""
         if self.eight_bit is None or self.products:
             return 0
         scales = self.eight_bit.token_scales(self.padded_qk, self.padded_v)
-        scales += bool(self.eight_bit.columns("k"))  # the largest of a key's
+        scales += bool(self.eight_bit.columns("k"))  # each key's largest scale, see `store_ratios`
         return 4 * scales * self.kv_stages * self.block_n
 
     @cached_property
     def query_factors(self) -> int:
-        """Of scores, loaded with a warpgroup's queries: a power of two (`make_fractions`), or scales of all rows."""
+        """Factors of scores per warpgroup and Q slot: one power of two (`make_fractions`), or a scale for each row."""
         if self.widens_queries and self.eight_bit is not None:
             return self.rows if self.eight_bit.of_token("q") else 0
         return int(self.operand != self.element)
 
     @property
     def factor_bytes(self) -> int:
-        """Of these, in all slots."""
+        """Bytes of the `query_factors` of all slots."""
         return 4 * self.q_stages * self.consumers * self.query_factors

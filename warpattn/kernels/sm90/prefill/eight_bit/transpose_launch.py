@@ -1,4 +1,4 @@
-"""The launch before products of 8 bits, whose values wgmma reads transposed. Nothing in this file imports Triton."""
+"""The launch that transposes values before a prefill with 8-bit products. This file imports no Triton."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ...widths import pad_dim
 
 
 def transposed(v: Tensor, cu: Tensor | None = None) -> tuple[Tensor, tuple[Launch]]:
-    """8-bit values v (B, Sk, Hkv, Dv) as products take them, (B, Dv, Hkv, places) in a workspace, and its launch. With
-    the offsets `cu` v (total, Hkv, Dv) holds sequences end to end, each of which gets whole tiles of places; B is 1."""
+    """(transposed values (B, Dv, Hkv, places) in a workspace, the launch that writes them) of 8-bit v (B, Sk, Hkv, Dv).
+    With offsets `cu`, v (total, Hkv, Dv) holds sequences end to end, each gets whole tiles of places, and B is 1."""
     *outer, keys, heads, dim = v.shape
     ragged, cols, batch = cu is not None, pad_dim(dim), outer[0] if outer else 1
     sequences = batch if cu is None else len(cu) - 1

@@ -1,7 +1,7 @@
-"""Before products of 8 bits: values transposed.
+"""The kernel that transposes values before a prefill with 8-bit products.
 
-wgmma takes 8-bit operands with the summed index in neighbouring bytes alone, and the sum of P·V goes over keys. So
-values [keys, Dv] of a head become [Dv, keys], every 32 keys in the order of weights.py, and 0 past the last key.
+wgmma needs the summed index of 8-bit operands contiguous in memory, and P·V sums over keys. So this kernel writes a
+head's values [keys, Dv] as [Dv, keys], every 32 keys in the order of weights.py, and 0 past the last key.
 """
 
 from triton.experimental import gluon
@@ -9,15 +9,15 @@ from triton.experimental.gluon import language as gl
 
 from ...arguments import KEYS_OF_PRODUCT, TRANSPOSED_KEYS
 
-KEYS = gl.constexpr(TRANSPOSED_KEYS)  # of a program
+KEYS = gl.constexpr(TRANSPOSED_KEYS)  # keys of a program
 BLOCK = gl.constexpr(KEYS_OF_PRODUCT)
 
 
 @gluon.jit
 def transpose_values_kernel(values, out_ptr, cu_ptr, shape, cols: gl.constexpr, ragged: gl.constexpr):
-    """values: `StridedRows` of e4m3. out: (batch, heads, dim, places). cu: int32 (sequences + 1,), row offsets of
-    sequences end to end, if `ragged`; their batch is 1. shape: `TransposeShape`. A program for KEYS places of a head. A
-    thread loads 16 bytes of the four keys that are side by side in the output."""
+    """values: `StridedRows` of e4m3. out: (batch, heads, dim, places). cu: if `ragged`, int32 (sequences + 1,) row
+    offsets of sequences packed end to end, and the batch is 1. shape: `TransposeShape`. One program per KEYS places of
+    a head. A thread loads 16 bytes of each of four keys that are neighbours in the output."""
     lanes: gl.constexpr = cols // 16
     rows: gl.constexpr = gl.BlockedLayout([4, 16], [32 // lanes, lanes], [4, 1], [1, 0])
     columns: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
@@ -43,8 +43,8 @@ def transpose_values_kernel(values, out_ptr, cu_ptr, shape, cols: gl.constexpr, 
 
 @gluon.jit
 def keys_of(tile, cu_ptr, shape, ragged: gl.constexpr):
-    """(first row, row after the last) of the keys that go to a tile of places. Sequences end to end begin with a tile
-    of their own: sequence b with number cu[b] // KEYS + b, which is never below the end of the one before."""
+    """(first row, row after the last) of the keys that go to a tile of places. Each packed sequence begins with a new
+    tile: sequence b with tile cu[b] // KEYS + b, which is never below the end of the sequence before."""
     if ragged:
         low = gl.to_tensor(0)
         high = gl.to_tensor(shape.batch)
@@ -61,5 +61,5 @@ def keys_of(tile, cu_ptr, shape, ragged: gl.constexpr):
 
 @gluon.jit
 def in_operand_order(place):
-    """The key whose value goes to a place."""
+    """The key whose value goes to `place`, see weights.py."""
     return (place & ~15) + ((place & 2) << 2) + ((place & 12) >> 1) + (place & 1)
