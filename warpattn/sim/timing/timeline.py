@@ -27,6 +27,8 @@ _LEFT, _ROW, _BAR, _WIDTH, _TOP = 120, 32, 22, 1080, 44
 _MOST = 16_000  # cycles shown if no end is given
 _LETTER = 6.6  # pixels of a letter in a bar
 _LEAST = 0.005  # share of the window from which an engine has a row
+_NAMES = 4  # operations that a bar names
+_THIN = 1.0  # pixels below which a bar cannot be seen
 _HIDDEN = {"issue"}  # engines that say little in a picture
 
 
@@ -64,7 +66,7 @@ def timeline_svg(timing: Timing, program: tuple[int, int, int], window: Window) 
     for lane, y in rows.items():
         spans = [span for span in timing.of(lane) if span.end > low and span.start < high]
         bars.append(_name(lane.removesuffix(suffix), y, _share(spans, low, high)))
-        for span in _joined(spans, 0.7 / scale):
+        for span in _joined(spans, _THIN / scale):
             fill = colours.get(span.who, "#8c8c8c") if span.kind == "busy" else _group(span)[1]
             x, end = (span.start - low) * scale, (span.end - low) * scale
             bars.append(_bar(span, fill, (_LEFT + max(0.0, x), _LEFT + min(_WIDTH, end), y)))
@@ -149,20 +151,30 @@ def _group(span: Span) -> tuple[str, str]:
 
 
 def _joined(spans: Iterable[Span], gap: float) -> list[Span]:
-    """Spans with those too thin to be seen made part of what is before them, where it is of the same kind."""
+    """Spans with those too thin to be seen, and the rest of a line's, made part of what is before them, where it is of
+    the same kind."""
     kept: list[Span] = []
     for span in spans:
         last = kept[-1] if kept else None
         near = last is not None and span.start - last.end < gap and last.kind == span.kind and last.who == span.who
         if last is not None and near and (span.end - span.start < gap or _same(last, span)):
-            kept[-1] = last._replace(end=max(last.end, span.end))
+            name = f"{last.name}, {span.name}" if _adds_name(last, span) else last.name
+            kept[-1] = last._replace(end=max(last.end, span.end), name=name)
         else:
             kept.append(span)
     return kept
 
 
 def _same(a: Span, b: Span) -> bool:
-    return a.kind == "busy" and a.frames[:1] == b.frames[:1]
+    """Whether two spans of a kind are of one line, and of one colour."""
+    one_colour = a.kind == "busy" or (a.kind == "work" and _group(a) == _group(b))
+    return one_colour and a.frames[:1] == b.frames[:1]
+
+
+def _adds_name(a: Span, b: Span) -> bool:
+    """Whether a bar names the operation of a span that joins it: those of its line, the first few."""
+    names = a.name.split(", ")
+    return a.kind == "work" and _same(a, b) and b.name not in names and len(names) < _NAMES
 
 
 def _legend(y: float, colours: dict[str, str], suffix: str) -> list[str]:
