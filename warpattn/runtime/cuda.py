@@ -116,7 +116,7 @@ class TensorMapLayout:
 
 
 class Parameters:
-    """Kernel parameters at fixed addresses: parameter i is at `addresses[i]`; `cells[i]` rewrites it between launches."""
+    """Kernel parameters at fixed addresses: parameter i is at `addresses[i]`; `cells[i]` sets it between launches."""
 
     def __init__(self, kinds: Sequence[str]) -> None:
         """`kinds` in kernel order: "map" (tensor map), "ptr" or "i64", "i32", "f32"."""

@@ -127,7 +127,7 @@ def _add_tile(job: Job, env: dict[str, Any], dx: Tensor, into: tuple[list[Adjoin
 
 
 def _add_at(total: Tensor, index: list[Any], part: Tensor) -> None:
-    """total[index] += part [Hq, M, N], summed over dimensions that the index lacks; indices out of range are skipped."""
+    """total[index] += part [Hq, M, N], summed over dimensions that the index lacks; skips indices out of range."""
     at = torch.broadcast_tensors(*(torch.as_tensor(i, device=part.device) for i in index))
     shape = (1,) * (part.ndim - at[0].ndim) + tuple(at[0].shape)
     part, at = part.sum_to_size(shape), [i.expand(shape) for i in at]
