@@ -289,8 +289,8 @@ def _link_if_seen(
     r"lop3\.b32 x0, x0, (\d+), m, 0xD8; .+@p bra AGAIN; \}$"
 )
 def _replace_nonfinite(task: Any, match: re.Match[str], tile: MemDesc, threads: np.ndarray) -> Any:
-    """Replace non-finite numbers in a tile. All of the tile counts as written, whatever it holds, so that a race shows
-    with every input."""
+    """Give non-finite numbers in a tile a finite magnitude. All of the tile counts as written, whatever it holds, so
+    that a race shows with every input."""
     bits, missing = tile.buffer.read(task.access(tile, False), task.clock)
     finite, magnitude = np.isfinite(decode(bits, tile.elem)), int(match[1]) & 0x7FFF
     fault = tile.buffer.fault
