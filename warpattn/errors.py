@@ -19,9 +19,10 @@ class AttentionError(ValueError):
     there is one, else a bulleted list of all. An error made from plain text (`AttentionError("...")`) has one reason.
     """
 
-    def __init__(self, *reasons: str) -> None:
-        self.reasons: tuple[str, ...] = tuple(reasons)
-        super().__init__(*self.reasons)
+    @property
+    def reasons(self) -> tuple[str, ...]:  # torch.compile cannot trace an initialiser
+        """One sentence for each broken rule."""
+        return self.args
 
     def __str__(self) -> str:
         if len(self.reasons) == 1:

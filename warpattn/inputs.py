@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeGuard
 
@@ -75,8 +76,8 @@ def is_tensor(value: object) -> TypeGuard[Tensor]:
 
 
 def number(value: object) -> int | float | None:
-    """Return `value` as a Python int or float; None if it is no number, a bool, or too large for a float."""
-    if isinstance(value, Tensor) or getattr(value, "shape", None) == ():
+    """Return `value` as a Python int or float; None if it is none, a bool, too large, or requires a gradient."""
+    if not isinstance(value, int | float) and (isinstance(value, Tensor) or getattr(value, "shape", None) == ()):
         value = _only_element(value)
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
@@ -88,27 +89,32 @@ def number(value: object) -> int | float | None:
     return value if isinstance(value, int) else as_float
 
 
-def _only_element(value: Any) -> object:
-    """Return the element of a tensor or NumPy array without dimensions; None if it cannot be read."""
-    if isinstance(value, Tensor) and (not is_tensor(value) or value.ndim):
+def _only_element(x: Any) -> object:
+    """Return the element of a tensor or NumPy array without dimensions; None if it cannot be read, as while torch
+    traces, or if it requires a gradient."""
+    traced = torch.compiler.is_compiling() or type(x).__module__.startswith(_TRACERS)
+    if isinstance(x, Tensor) and (traced or not is_tensor(x) or x.ndim):
         return None
-    try:
-        return value.item()
-    except RuntimeError:  # traced: there is no value yet
-        return None
+    return None if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled() else x.item()
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """A context in which products have the dtype of their operands, also within a region of torch.autocast."""
+    region = device.type != "meta" and torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if region else nullcontext()
 
 
 def kind_of(value: Any) -> str:
     """Describe a value in an error message: tensors and arrays by dtype and shape, others by repr, cut if long."""
     if isinstance(value, Tensor):
-        fault = None if is_tensor(value) else tensor_fault(value)
-        if fault is None:
-            return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
+        if is_tensor(value) or (fault := tensor_fault(value)) is None:
+            more = " that requires a gradient" * (value.requires_grad and not value.ndim and torch.is_grad_enabled())
+            return f"a {value.dtype} tensor of shape {tuple(value.shape)}{more}"
         return fault.what[3:] if fault.what.startswith("is a ") else f"a tensor that {fault.what}"
     if type(value).__module__ == "numpy" and hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"a NumPy array of shape {value.shape}" if value.shape else repr(value)
     try:
-        text = " ".join(repr(value).split())
+        text = f"a {type(value).__name__}" if torch.compiler.is_dynamo_compiling() else " ".join(repr(value).split())
     except Exception:  # an int with too many digits to print, an object that cannot print itself
         return f"a {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

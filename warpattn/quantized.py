@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import Rules
-from warpattn.inputs import is_tensor, kind_of, tensor_fault
+from warpattn.inputs import is_tensor, kind_of, tensor_fault, without_autocast
 
 __all__ = ["EIGHT_BIT", "GRANULARITIES", "ROW_BLOCKS", "Hadamard", "Quantized", "check_quantize", "check_scale",
            "check_scale_values", "dequantized", "granularity", "quantize", "result_dtype", "saturated",
@@ -67,7 +67,8 @@ class Hadamard:
         _check_columns(rules, "x", x, "head_dim")
         rules.done()
         size = x.shape[-1] & -x.shape[-1]
-        return (x.float().unflatten(-1, (-1, size)) @ _hadamard_matrix(size, x.device)).flatten(-2)
+        with without_autocast(x.device):
+            return (x.float().unflatten(-1, (-1, size)) @ _hadamard_matrix(size, x.device)).flatten(-2)
 
 
 def _check_columns(rules: Rules, name: str, x: Tensor, *axes: str) -> bool:
@@ -80,14 +81,29 @@ def _check_columns(rules: Rules, name: str, x: Tensor, *axes: str) -> bool:
     return rules.require(fine, f"{name} is {kind_of(x)}", f"{name} must be real numbers (…, {', '.join(axes)})")
 
 
-@cache
 def _hadamard_matrix(size: int, device: torch.device) -> Tensor:
-    """Return the orthogonal Hadamard matrix, fp32 (size, size); `size` is a power of two."""
+    """Return the orthogonal Hadamard matrix, fp32 (size, size), of a power of two; cached except in compiled graphs,
+    dispatch modes and captures, which own their memory."""
+    if _is_recorded() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return _make_hadamard_matrix(size, device)
+    with torch.inference_mode(False):
+        return _kept_hadamard_matrix(size, device)
+
+
+def _is_recorded() -> bool:
+    """Whether torch records operations, on tensors that may have no values."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
+def _make_hadamard_matrix(size: int, device: torch.device) -> Tensor:
     number = torch.arange(size, device=device)
     both, odd = number[:, None] & number, torch.zeros(size, size, dtype=torch.int64, device=device)
     for bit in range(size.bit_length()):
         odd ^= both >> bit & 1
     return (1 - 2 * odd).float() * size**-0.5
+
+
+_kept_hadamard_matrix = cache(_make_hadamard_matrix)
 
 
 def quantize(
@@ -103,7 +119,7 @@ def quantize(
 def check_quantize(x: Tensor, dtype: torch.dtype, per: str | int, scale: Tensor | None) -> None:
     """Check the arguments of `quantize`; raises AttentionError listing every broken rule."""
     rules = Rules()
-    fault = tensor_fault(x)
+    fault = None if is_tensor(x) else tensor_fault(x)
     kinds = (torch.float16, torch.bfloat16, torch.float32)
     eight = isinstance(dtype, torch.dtype) and dtype in EIGHT_BIT
     rules.require(eight, f"dtype is {kind_of(dtype)}", f"dtype must be one of {_listed(EIGHT_BIT)}")
@@ -123,7 +139,9 @@ def check_quantize(x: Tensor, dtype: torch.dtype, per: str | int, scale: Tensor 
         rules.require(x.ndim >= 4, f"x has shape {tuple(x.shape)}", f"per={per} needs (batch, tokens, heads, head_dim)")
     rules.done()
     if scale is not None:
-        check_scale(rules, "scale", scale, "x", x.shape, of_rows=x.ndim >= 4)
+        fine = check_scale(rules, "scale", scale, "x", x.shape, of_rows=x.ndim >= 4)
+        if fine and scale.device.type == "cpu" and not _is_recorded():
+            check_scale_values(rules, "scale", scale)
     rules.done()
 
 

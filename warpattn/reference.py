@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from warpattn.errors import Rules
+from warpattn.inputs import without_autocast
 from warpattn.language.evaluate import evaluate
 from warpattn.masks import Full, Mask, MaskProgram
 from warpattn.scores import Score, ScoreProgram, chained
@@ -72,7 +73,8 @@ def reference(
         scale=sequence.query_columns(q) ** -0.5 if scale is None else scale,
         dtype=dtype,
     )
-    results = [job.attend(b, *tensors) for b, tensors in enumerate(sequence.walk(q, k, v))]
+    with without_autocast(q.device):
+        results = [job.attend(b, *tensors) for b, tensors in enumerate(sequence.walk(q, k, v))]
     return sequence.join([out for out, _ in results], [lse for _, lse in results])
 
 

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 import warpattn as wa
-from tests.drawn import drawn
+from tests.drawn import drawn, left_out
 from warpattn.problem import Call, validate
 from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.reference import reference
@@ -31,6 +31,7 @@ SCORES: dict[str, tuple[tuple[int, ...], Callable[[torch.Tensor], Score]]] = {
     "keys": ((HEADS, ROWS), lambda t: CustomScore(lambda s, b, h, q, k, t: s + t[h, k], t=t)),
     "rows": ((HEADS, ROWS), lambda t: CustomScore(lambda s, b, h, q, k, t: s * t[h, q], t=t)),
     "distances": ((2 * ROWS,), lambda t: CustomScore(lambda s, b, h, q, k, t: s + t[q - k + 100], t=t)),  # some outside
+    "number": ((), lambda t: CustomScore(lambda s, b, h, q, k, t: s * t[()], t=t)),
     "buckets": ((HEADS, 4), lambda t: CustomScore(bucketed, t=t)),
 }
 
@@ -65,3 +66,21 @@ def test_captured_gradients(arch, name, ragged, dim, dim_v):
     x = Gradients(q, k, v, out.detach().bfloat16(), lse.detach().float(), dout, dlse, None, q, k, v, None)
     (found,) = captured_gradients(CheckedBackward.of(validate(call), False), sequence, x, (True,))
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("arch", ["gfx950", left_out("sm90")])
+def test_tensors_without_dimensions(arch):
+    """A mask and a score read one; what the score reads has a gradient."""
+    q, k, v = (torch.randn(1, n, 2, 16).half() for n in (20, 40, 40))
+    found = []
+    for backend in ("reference", f"simulate:{arch}"):
+        t = torch.tensor(0.7, requires_grad=True)
+        mask = wa.CustomMask(lambda b, h, q, k, t: k >= t[()], t=torch.tensor(3))
+        score = CustomScore(lambda s, b, h, q, k, t: s * t[()] + t[()] * k, t=t)
+        out = wa.attention(q, k, v, mask=mask, score=score, backend=backend)
+        found.append((out, *torch.autograd.grad(out.sum(), t)))
+    (expected, of_t), (out, mine) = found
+    torch.testing.assert_close(out, expected, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(mine, of_t, atol=2e-3, rtol=2e-3)
+    with pytest.raises(wa.AttentionError, match=r"as a keyword argument and read its number as name\[\(\)\]"):
+        CustomScore(lambda s, b, h, q, k, t: s * t, t=t).program()

@@ -24,9 +24,9 @@ multiples of 8 elements above 0 (those of dimensions of size 1 do not matter), t
 first element starts at a multiple of 16 bytes. q, k and v that do not fit, such as expanded ones, are copied once; for
 such an `out` the result is computed in a temporary and copied.
 
-Tensors must be plain ones with values: the functions refuse NumPy arrays, nested, sparse and meta tensors, subclasses
-that override torch's functions, and unresolved negative or conjugate bits. Numbers may be NumPy scalars or tensors
-without dimensions. A batch without sequences, heads or rows gives an empty result.
+Tensors must be plain ones with values: nested, sparse and meta tensors, NumPy arrays, subclasses that override torch's
+functions and unresolved negative or conjugate bits are refused. Numbers may be NumPy's or tensors without dimensions
+and gradient; in compiled graphs only Python's. A batch without sequences, heads or rows gives an empty result.
 
 Masks are aligned to the bottom right: query row i of a sequence sits at key position i + len_k - len_q. A row that sees
 no key gives 0 and an LSE of -inf (with sinks: 0 and the sink). Every function raises one AttentionError (a ValueError)

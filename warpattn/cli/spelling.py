@@ -113,9 +113,9 @@ def mask(text: str) -> Mask:
     kinds: dict[str, Callable[[str], Mask]] = {
         "full": _plain(Full),
         "causal": _plain(Causal),
-        "window": lambda value: SlidingWindow(int(value)),
-        "chunked": lambda value: Chunked(int(value)),
-        "prefix": lambda value: Prefix(int(value)),
+        "window": _of_number(SlidingWindow, int),
+        "chunked": _of_number(Chunked, int),
+        "prefix": _of_number(Prefix, int),
     }
     return functools.reduce(operator.and_, _parts("mask", text, kinds, MASK_HELP))
 
@@ -128,7 +128,7 @@ def default_note(text: str) -> str:
 def score(text: str, heads: int) -> Score | None:
     """Parse a score for `heads` query heads; None for an empty text."""
     kinds: dict[str, Callable[[str], Score]] = {
-        "softcap": lambda value: SoftCap(float(value)),
+        "softcap": _of_number(SoftCap, float),
         "alibi": _plain(lambda: ALiBi(heads)),
     }
     return functools.reduce(operator.or_, _parts("score", text, kinds, SCORE_HELP)) if text else None
@@ -194,8 +194,21 @@ def _plain(make: Callable[[], T]) -> Callable[[str], T]:
 
     def build(value: str) -> T:
         if value:
-            raise ValueError(value)
+            raise ValueError("it takes no value")
         return make()
+
+    return build
+
+
+def _of_number(make: Callable[[Any], T], kind: type[int] | type[float]) -> Callable[[str], T]:
+    """A kind that takes a number."""
+
+    def build(value: str) -> T:
+        try:
+            number = kind(value)
+        except ValueError:
+            raise ValueError(f"{value!r} is no {'integer' if kind is int else 'number'}") from None
+        return make(number)
 
     return build
 

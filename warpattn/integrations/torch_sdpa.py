@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from warpattn.api import attention, attention_varlen
 from warpattn.errors import AttentionError
 from warpattn.inputs import is_tensor, kind_of, number
+from warpattn.integrations.autocast import autocast
 from warpattn.integrations.signature import is_flag
 from warpattn.masks import Causal, Mask, Materialized
 from warpattn.sequences import Ragged
@@ -72,7 +73,7 @@ def scaled_dot_product_attention(
             plain = f"a tensor of shape {tuple(x.shape)}" if is_tensor(x) else f"a {type(x).__name__}"
             got = kind_of(x) if isinstance(x, Tensor) and not is_tensor(x) else plain
             raise AttentionError(f"{name} is {got}; it must be a tensor (..., heads, seq, head_dim)")
-    query, key, value = (_autocast(x) for x in (query, key, value))
+    query, key, value = (autocast(x) for x in (query, key, value))
     if enable_gqa and all(x.ndim > 2 for x in (query, key, value)) and key.shape[-3] != value.shape[-3]:
         key, value = (_repeated(x, query.shape[-3], -3) for x in (key, value))
     if isinstance(attn_mask, CausalBias):
@@ -86,14 +87,6 @@ def scaled_dot_product_attention(
     result = out.transpose(1, 2).reshape(*lead, *query.shape[-2:-1], value.shape[-1])
     like_rows = query.ndim == 4 and query.transpose(1, 2).is_contiguous() and not query.is_contiguous()
     return result if like_rows else result.contiguous()  # as torch does, so that .view() works
-
-
-def _autocast(x: Any) -> Any:
-    """Cast x to the dtype of the autocast region, as torch's function does."""
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype == torch.float64:
-        return x
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 def _repeated(x: Tensor, heads: int, dim: int) -> Tensor:
@@ -172,15 +165,18 @@ def _four_dimensions(x: Tensor, lead: tuple[int, ...]) -> Tensor:
 def _mask(mask: Tensor, lead: tuple[int, ...]) -> Mask:
     """Convert attn_mask to (batch, heads, L, S), where any may be 1."""
     absent = not isinstance(mask, Tensor) or mask.is_nested or mask.device.type == "meta"
-    fits = not absent and 2 <= mask.ndim <= max(len(lead) + 2, 2)
+    fits = not absent and 2 <= mask.ndim <= len(lead) + 2
     if fits and len(lead) > 2:  # leading dimensions become one, so that `attention` does not see them
         own = mask.shape[:-3]
         fits = all(size in (1, whole) for size, whole in zip(own, lead[len(lead) - 1 - len(own) : -1], strict=True))
     if not fits:
         kind = kind_of(mask) if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
         got = f"is {kind}" if absent else f"has shape {tuple(mask.shape)}"
-        raise AttentionError(f"attn_mask {got}; it must be a tensor that broadcasts to {(*lead, 'L', 'S')}")
-    mask = _autocast(mask)
+        shape = ", ".join(map(str, (*lead, "L", "S")))
+        raise AttentionError(f"attn_mask {got}; it must be a tensor (…, L, S) that broadcasts to ({shape})")
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise AttentionError(f"attn_mask has dtype {mask.dtype}; it must be bool, True being visible, or float")
+    mask = autocast(mask)
     mask = mask[(None,) * max(len(lead) + 2 - mask.ndim, 4 - mask.ndim)]
     if mask.ndim > 4:
         mask = mask.expand(*lead[:-1], *mask.shape[-3:]).flatten(0, -4)
@@ -200,7 +196,7 @@ def _nested(
     if not enable_gqa and {k.shape[1], v.shape[1]} - {1, heads}:
         what = f"query has {heads} heads, key {k.shape[1]} and value {v.shape[1]}"
         raise AttentionError(f"{what}; enable_gqa=True lets heads of query be a multiple")
-    q, k, v = (_autocast(x) for x in (q, k, v))
+    q, k, v = (autocast(x) for x in (q, k, v))
     if k.shape[1] != v.shape[1]:
         k, v = (_repeated(x, heads, 1) for x in (k, v))
     longest_q, longest_k = (getattr(x, "_maybe_max_seqlen", None) for x in (query, key))

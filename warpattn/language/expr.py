@@ -23,7 +23,7 @@ from warpattn.errors import AttentionError
 from warpattn.inputs import tensor_fault
 from warpattn.language import eager
 from warpattn.language.nodes import Node, Program, Trace, build, cast, const, make, running
-from warpattn.language.ranges import INT32, never_zero, whole_number, wide_enough
+from warpattn.language.ranges import INT32, is_below, never_zero, whole_number, wide_enough
 from warpattn.language.user_code import line_of, user_error
 
 _RANK = {"bool": 0, "int": 1, "int64": 2, "float": 3}
@@ -62,8 +62,8 @@ class Expr:
     __and__, __rand__ = _both_ways(lambda a, b: _bitwise("and", a, b))
     __or__, __ror__ = _both_ways(lambda a, b: _bitwise("or", a, b))
     __xor__, __rxor__ = _both_ways(lambda a, b: _bitwise("xor", a, b))
-    __lshift__, __rlshift__ = _both_ways(lambda a, b: _bitwise("shl", a, b, least="int"))
-    __rshift__, __rrshift__ = _both_ways(lambda a, b: _bitwise("shr", a, b, least="int"))
+    __lshift__, __rlshift__ = _both_ways(lambda a, b: _shift("shl", a, b))
+    __rshift__, __rrshift__ = _both_ways(lambda a, b: _shift("shr", a, b))
 
     def __pow__(self, exponent: Any) -> Any:
         return _power(self, exponent)
@@ -275,8 +275,9 @@ def _node(value: Any) -> Node:
     if isinstance(value, torch.SymInt):  # a dynamic size of torch.compile: the graph is specialised to it
         return whole_number(int(value))
     if isinstance(value, torch.Tensor | Table):
+        how = "give it one index per dimension" if value.shape else "read its number as name[()]"
         raise user_error(f"a whole tensor of shape {tuple(value.shape)} meets a symbol",
-                          "capture it as a keyword argument and give it one index per dimension")  # fmt: skip
+                          f"capture it as a keyword argument and {how}")  # fmt: skip
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         return _node(value.item())
     raise user_error(f"a {type(value).__name__} meets a symbol", "operands are symbols and numbers")
@@ -328,8 +329,23 @@ def _compare(op: str, *values: Any) -> Expr:
 
 
 def _bitwise(op: str, *values: Any, least: str = "bool") -> Expr:
-    nodes = _common(values, least)
+    nodes = _without_floats(op, _common(values, least))
+    return Expr(build(op, nodes[0].dtype, *nodes))
+
+
+def _shift(op: str, *values: Any) -> Expr:
+    """`a << b` or `a >> b`. By a negative number, or all bits and more: 0, and `>>` of a number below 0 gives -1."""
+    nodes = _without_floats(op, _common(values, "int"))
+    left, count = wide_enough(op, nodes) if op == "shl" else nodes
+    bits = 64 if left.dtype == "int64" else 32
+    if is_below(count, bits):
+        return Expr(build(op, left.dtype, left, count))
+    outside = (Expr(count) < 0) | (Expr(count) >= bits)
+    shifted = Expr(build(op, left.dtype, left, _node(where(outside, bits - 1, Expr(count)))))
+    return where(outside, 0, shifted) if op == "shl" else shifted
+
+
+def _without_floats(op: str, nodes: list[Node]) -> list[Node]:
     if nodes[0].dtype == "float":
         raise user_error(f"the operator {op} got a float", "& | ^ ~ << >> take bools or ints")
-    nodes = wide_enough(op, nodes) if op == "shl" else nodes
-    return Expr(build(op, nodes[0].dtype, *nodes))
+    return nodes

@@ -9,6 +9,7 @@ no key.
 
 from __future__ import annotations
 
+import dis
 from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import fields
@@ -26,6 +27,8 @@ NOT_STATE = ("_program", "_fixed", "_held", "_meaning", "_blocks")  # attributes
 _PLAIN = frozenset((int, bool, str, bytes, type(None), torch.dtype, Table))
 _THEMSELVES = (torch.Tensor, FunctionType, BuiltinFunctionType, ModuleType, type)
 _STEADY = ("warpattn", "torch", "math", "numpy", "builtins", "operator")  # modules whose attributes do not change
+
+_READERS = ("__import__", "eval", "exec", "globals", "input", "locals", "open", "vars")  # builtins
 
 
 class UnknownError(LookupError):
@@ -113,7 +116,10 @@ def _reads(fn: FunctionType, within: tuple[Any, ...]) -> Hashable:
     """Key of a function's code and of all that it reads beside its arguments."""
     if fn in within:
         return fn
+    if _looks_elsewhere(fn.__code__):
+        raise UnknownError
     named = {name: fn.__globals__[name] for name in _names(fn.__code__) if name in fn.__globals__}
+    named |= fn.__dict__  # attributes of the function itself
     cells = [cell.cell_contents if _is_filled(cell) else None for cell in fn.__closure__ or ()]
     given = [*named.values(), *cells, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
     return fn.__code__, tuple(named), tuple([meaning(value, (*within, fn)) for value in given])
@@ -168,6 +174,17 @@ def _is_filled(cell: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+@lru_cache(maxsize=1024)
+def _looks_elsewhere(code: CodeType) -> bool:
+    """Whether code, or a function within it, imports a module that may change, or reads names that only it knows."""
+    for each in dis.get_instructions(code):
+        if each.opname == "IMPORT_NAME" and not _is_steady(each.argval):
+            return True
+        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME") and each.argval in _READERS:
+            return True
+    return any(_looks_elsewhere(constant) for constant in code.co_consts if isinstance(constant, CodeType))
 
 
 @lru_cache(maxsize=1024)

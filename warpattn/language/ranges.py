@@ -70,6 +70,12 @@ def never_zero(node: Node) -> bool:
     return low > 0 or high < 0
 
 
+def is_below(node: Node, limit: int) -> bool:
+    """Whether an integer node has values from 0 on and below the limit alone."""
+    low, high = interval(node, _known())
+    return low >= 0 and high < limit
+
+
 def _known() -> Known:
     """Return the ranges that the running trace knows."""
     recorder = running.get()

@@ -24,8 +24,8 @@ WITHOUT = "or run under torch.no_grad()"
 
 def named_inputs(call: Call, captured: Iterable[Tensor]) -> list[tuple[str, object]]:
     """Return every tensor of a call that may require a gradient, with its name."""
-    operands, rope = call.sequence.operands(call.q, call.k, call.v), call.sequence.q_rope
-    return [*operands.items(), ("q.rope", rope), ("sinks", call.sinks), *((CAPTURED, x) for x in captured)]
+    operands, beside = call.sequence.operands(call.q, call.k, call.v), call.sequence.beside()
+    return [*operands.items(), *beside.items(), ("sinks", call.sinks), *((CAPTURED, x) for x in captured)]
 
 
 def differentiated(named: Iterable[tuple[str, object]]) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     _check_devices(rules, call, operands | indices, captured)
     names = ()
     of_score = [] if score is None else score.tensors
-    if _is_differentiated([*tensors, call.sequence.q_rope, call.sinks, call.out, *of_score]):
+    if _is_differentiated([*tensors, *scales.values(), call.sequence.q_rope, call.sinks, call.out, *of_score]):
         names = check_gradients(rules, call, backend, sizes, () if score is None else score.tensors)
     if backend is not None and backend != "reference":
         _check_kernels(rules, call, backend.removeprefix("simulate:"), sizes, plain, names, read_values)

@@ -167,13 +167,14 @@ def _is_plain(sequence: Sequence) -> bool:
 def _layout(sequence: Sequence) -> Hashable:
     """The key of a batch's layout: all but the values of offsets, lengths and tables."""
     named = sequence.indices()
+    if torch.is_grad_enabled() and any(x.requires_grad for x in named.values()):
+        raise TypeError
     return (type(sequence), sequence.bounds(), *named, *[described(x) for x in named.values()])
 
 
 def _identify(call: Call) -> tuple[Hashable, MaskProgram | None, ScoreProgram | None]:
     """Return the key of a call, and its programs; raises one of `_UNUSUAL` for values that have no key."""
     q, k, v, sinks, out, mask, score = call.q, call.k, call.v, call.sinks, call.out, call.mask, call.score
-    rope = call.sequence.q_rope
     # 1 == True, but True is no scale and 1 no flag; of a tensor as scale the key would hold the identity, not the
     # number. A tensor that rules refuse for its negative bit has even strides, and none with those is remembered.
     scale = call.scale
@@ -185,7 +186,6 @@ def _identify(call: Call) -> tuple[Hashable, MaskProgram | None, ScoreProgram | 
         q.requires_grad
         or k.requires_grad
         or v.requires_grad
-        or (rope is not None and rope.requires_grad)
         or (sinks is not None and sinks.requires_grad)
         or (out is not None and out.requires_grad)
     ):

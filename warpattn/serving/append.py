@@ -14,6 +14,7 @@ from warpattn.kernels.cache.launch import NewRows, append_launches
 from warpattn.runtime.repeated_calls import RepeatedCalls
 from warpattn.sequences import PagedKV
 from warpattn.serving.new_tokens import check_angles, check_heads, check_memory, check_places, rotated
+from warpattn.serving.operators import operator_of
 from warpattn.serving.scaled_rows import check_scale_of, write_rows
 
 _calls = RepeatedCalls("append_paged", rows=4)
@@ -52,6 +53,10 @@ def append_paged(
     all positions (other tokens are not written), and that every new token has its own place: if two have the same one,
     its content is undefined. Raises AttentionError listing every broken rule.
     """
+    if torch.compiler.is_compiling():
+        cache, scales = (k_pages, v_pages, block_table, lengths), {"k_scale": k_scale, "v_scale": v_scale}
+        _operator(*cache, k_new, v_new, cos=cos, sin=sin, interleaved=interleaved, **scales)
+        return
     tensors = (k_pages, v_pages, k_new, v_new, block_table, lengths, cos, sin, k_scale, v_scale)
     if _calls.launched_again(tensors, interleaved):
         return
@@ -73,6 +78,9 @@ def append_paged(
         _append(kv, new)
     else:
         _calls.launch(tensors, interleaved, lambda arch: append_launches(arch, kv, new))
+
+
+_operator = operator_of(append_paged)
 
 
 def _check_shapes(rules: Rules, kv: PagedKV, k_new: Tensor, v_new: Tensor) -> bool:

@@ -120,12 +120,12 @@ def read_config(path: str | PathLike[str]) -> dict[str, Any]:
     try:
         file = file / "config.json" if file.is_dir() else file
         if file.exists() and not file.is_file():
-            raise AttentionError(f"config {str(path)!r} is no file; {rule}")
+            raise AttentionError(f"config {str(file)!r} is no file; {rule}")
         config = json.loads(file.read_text())
     except AttentionError:
         raise
     except OSError as error:
-        raise AttentionError(f"config {str(path)!r} cannot be read: {error.strerror}; {rule}") from None
+        raise AttentionError(f"config {str(file)!r} cannot be read: {error.strerror}; {rule}") from None
     except (ValueError, RecursionError):
         raise AttentionError(f"{file} is no JSON; a transformers config.json is") from None
     if not isinstance(config, dict):

@@ -8,6 +8,7 @@ from torch import Tensor
 from warpattn.errors import Rules
 from warpattn.problem.memory import begins_with, overlap, overlaps_itself
 from warpattn.quantized import EIGHT_BIT
+from warpattn.serving.operators import WITHOUT
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -66,7 +67,7 @@ def check_places(rules: Rules, copied: dict[str, Tensor], others: dict[str, Tens
         packed = x.stride(-1) == 1 or x.shape[-1] <= 1
         rules.require(packed, f"{name} has strides {x.stride()}", "the last stride must be 1")
         grad = x.requires_grad and torch.is_grad_enabled()
-        rules.require(not grad, f"{name} requires a gradient", f"{function} has none; call it under torch.no_grad()")
+        rules.require(not grad, f"{name} requires a gradient", f"{function} has none; {WITHOUT}")
 
 
 def check_memory(rules: Rules, new: dict[str, Tensor], pages: dict[str, Tensor]) -> None:

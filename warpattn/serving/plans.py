@@ -132,6 +132,8 @@ class ServingPlan:
         rows_vary = isinstance(call.sequence, Ragged | PagedRagged)
         over_pages = isinstance(call.sequence, PagedRagged)  # the number of pages never varies
         self._names = (*operands, *indices)
+        every = (*operands.values(), *indices.values())
+        self._floats = tuple([at for at, x in enumerate(every) if x.is_floating_point()])
         read = (*operands.values(), call.sinks, call.sequence.q_rope)
         self._written, self._read = extent(self.out), tuple([0 if x is None else extent(x) for x in read])
         self._like = (
@@ -174,12 +176,9 @@ class ServingPlan:
         """Run one step on (q, k, v, indices …); `sinks` replaces the plan's."""
         _check(self._names, tensors, self._like)
         q, k, v, *indices = tensors
-        rope = sequence.q_rope
-        if torch.is_grad_enabled() and (
-            q.requires_grad or k.requires_grad or v.requires_grad or (rope is not None and rope.requires_grad)
-        ):
-            _check_gradients(zip(self._names, tensors, strict=True))
-        given = out is not None
+        if torch.is_grad_enabled():
+            self._refuse_gradients(tensors, sinks)
+        rope, given = sequence.q_rope, out is not None
         out, lse = self._results(q, k, v, out)
         sinks_at = self._sinks_at if sinks is None else self._address_of(sinks)
         q_at, k_at, v_at, out_at = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
@@ -188,8 +187,8 @@ class ServingPlan:
             self._check_apart(out, (q, k, v, self._tail["sinks"] if sinks is None else sinks, rope))
         if self._bound is None or not (out_at and k_at):  # empty tensors have no address
             tail: dict[str, Any] = self._tail if sinks is None else self._tail | {"sinks": sinks}
-            result, found = reference(q, k, v, sequence=sequence, **tail)
-            out[: len(result)].copy_(result)  # rows after the last sequence are padding
+            result, found = self._refer((q, k, v), sequence, tail)
+            out[: len(result)].copy_(result)
             if lse is not None:
                 lse.copy_(found)
             return out if lse is None else (out, lse)
@@ -205,6 +204,16 @@ class ServingPlan:
             with torch.cuda.device(self._bound.device):
                 self._bound(at, self._values)
         return out if lse is None else (out, lse)
+
+    def _refer(self, qkv: tuple[Tensor, ...], sequence: Sequence, tail: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """(out, lse) by the reference."""
+        q, k, v = qkv
+        return reference(q, k, v, sequence=sequence, **tail)
+
+    def _refuse_gradients(self, tensors: tuple[Tensor, ...], sinks: Tensor | None) -> None:
+        """AttentionError if a result would have to carry gradients of a step's tensors."""
+        if getattr(sinks, "requires_grad", False) or any([tensors[at].requires_grad for at in self._floats]):
+            _check_gradients([*zip(self._names, tensors, strict=True), ("sinks", sinks)])
 
     def _address_of(self, sinks: Tensor) -> int:
         """Return the address of a step's own sinks; raises AttentionError unless they are like the plan's."""

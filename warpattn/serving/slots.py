@@ -13,6 +13,7 @@ from warpattn.kernels.cache.launch import NewRows, slot_launches
 from warpattn.problem.operands import MAX_INDEX
 from warpattn.runtime.repeated_calls import RepeatedCalls
 from warpattn.serving.new_tokens import check_angles, check_heads, check_memory, check_places, rotated
+from warpattn.serving.operators import operator_of
 from warpattn.serving.scaled_rows import check_scale_of, write_rows
 
 INDEX_DTYPES = (torch.int32, torch.int64)
@@ -53,6 +54,10 @@ def append_slots(
     On a card nothing is read back, so a captured graph serves other slots, too: tokens whose slot is not in the cache
     are not written, and the caller promises valid positions. Raises AttentionError listing every broken rule.
     """
+    if torch.compiler.is_compiling():
+        rotation = {"positions": positions, "cos": cos, "sin": sin, "interleaved": interleaved}
+        _operator(k, v, k_pages, v_pages, slot_mapping, **rotation, k_scale=k_scale, v_scale=v_scale)
+        return
     tensors = (k_pages, v_pages, k, v, slot_mapping, positions, cos, sin, k_scale, v_scale)
     if _calls.launched_again(tensors, interleaved):
         return
@@ -80,6 +85,9 @@ def append_slots(
         _append(given, pages, slot_mapping, positions)
     else:
         _launch(tensors, interleaved)
+
+
+_operator = operator_of(append_slots)
 
 
 def _check_shapes(rules: Rules, new: dict[str, Tensor], pages: dict[str, Tensor], slots: Tensor) -> bool:

@@ -24,7 +24,7 @@ from warpattn.problem.launch import PlanOptions
 from warpattn.quantized import Quantized, result_dtype
 from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.scores import Score
-from warpattn.sequences import PagedKV, PagedRagged, Ragged
+from warpattn.sequences import PagedKV, PagedRagged, Ragged, Sequence
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery
 from warpattn.serving.plans import Result, ServingPlan, in_order, with_query_parts
 
@@ -119,6 +119,14 @@ class StepPlan(ServingPlan):
                 cell.value = batch
         tensors = (q, kv.k_pages, kv.v_pages, seq.cu_q, *kv.indices().values())
         return self._run(tensors, PagedRagged(kv, seq), out, sinks)
+
+    def _refer(self, qkv: tuple[Tensor, ...], sequence: Sequence, tail: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Without the rows of padding, which the reference does not take."""
+        assert isinstance(sequence, PagedRagged)
+        (q, k, v), kv, rows = qkv, sequence.kv, max(0, int(sequence.cu_q[-1]))
+        of_rows = {"q_rope": kv.q_rope, "q_scale": None if kv.q_scale is None or kv.q_scale.ndim < 2 else kv.q_scale}
+        kv = kv.with_fields(**{name: x[:rows] for name, x in of_rows.items() if x is not None})
+        return super()._refer((q[:rows], k, v), replace(sequence, kv=kv), tail)
 
     def update(self, cu_q: Tensor, lengths: Tensor, block_table: Tensor) -> None:
         """Copy a step's indices, int32 on any device, into `plan.seq` and `plan.kv`; the plan's other sequences get no

@@ -109,6 +109,17 @@ def test_cascade(arch, ragged, launches):
     torch.testing.assert_close(found[1], expected[1])
 
 
+def test_shared_pages_are_those_of_sequences_with_queries():
+    """The first has none, and other pages; where those with queries begin with other pages, the simulator says so."""
+    q, kv, _ = shared_prefix(ragged=True)
+    kv = kv.with_fields(block_table=torch.where(torch.arange(3)[:, None] > 0, kv.block_table, 0).int())
+    seq, exact = wa.Ragged(torch.tensor([0, 0, 5, 7]).int()), kv.with_fields(shared_pages=0)
+    found = wa.attention_paged(q, kv, seq, backend="simulate:gfx942")
+    torch.testing.assert_close(found, wa.attention_paged(q, exact, seq), atol=2e-2, rtol=1e-2)
+    with pytest.raises(wa.AttentionError, match="sequences 0 and 1 begin with other pages"):
+        wa.attention_paged(q, kv, wa.Ragged(torch.tensor([0, 1, 5, 7]).int()), backend="simulate:gfx942")
+
+
 OTHERS = {
     "window": {"mask": wa.SlidingWindow(9)},
     "top left": {"mask": wa.Causal(top_left=True)},

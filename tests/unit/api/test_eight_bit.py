@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 import warpattn as wa
 from tests.oracle import Inputs, plain
@@ -370,6 +371,14 @@ def test_rotated_queries_and_keys_have_the_same_scores():
     assert torch.equal(stored.values.view(torch.uint8), wa.quantize(turned, per="token").values.view(torch.uint8))
     with pytest.raises(wa.AttentionError, match=r"rotation is .*; it must be None or Hadamard\(\)"):
         wa.quantize(x, rotation=wa.Hadamard)
+    with pytest.raises(wa.AttentionError, match=r"scale is 0\.0; a scale must be positive and finite"):
+        wa.quantize(x, scale=torch.tensor(0.0))
+    x = x[..., :96]
+    with FakeTensorMode() as fake:  # what is kept serves every later call
+        wa.Hadamard().applied(fake.from_tensor(x))
+    with torch.inference_mode():
+        wa.Hadamard().applied(x)
+    assert wa.Hadamard().applied(x.requires_grad_()).requires_grad
 
 
 def test_gradients_of_the_queries_flow_through_the_reference():

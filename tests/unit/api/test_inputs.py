@@ -194,6 +194,27 @@ def test_what_is_no_finite_number_is_one_sentence(value):
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_number_that_requires_a_gradient_is_refused(backend):
+    """It gets none: the gradient would end there without a word."""
+    learned, x = torch.tensor(0.5, requires_grad=True), normal()
+    values = wa.quantize(x)
+    narrow = wa.Quantized(values.values, values.scale.clone().requires_grad_())
+    calls = {
+        "scale": lambda: wa.attention(x, x, x, scale=learned, backend=backend),
+        "cap": lambda: wa.attention(x, x, x, score=wa.SoftCap(learned), backend=backend),
+        "k.scale": lambda: wa.attention(x, narrow, values, backend=backend),
+    }
+    for name, call in calls.items():
+        with torch.no_grad():
+            assert call().isfinite().all()
+        if (name, backend) == ("k.scale", "reference"):
+            assert call().requires_grad  # that one has a gradient
+            continue
+        with pytest.raises(wa.AttentionError, match=rf"^{name} (is a .* that )?requires a gradient; "):
+            call()
+
+
 def test_bounds_of_ragged_batches_are_numbers():
     cu = torch.tensor([0, 4, S], dtype=torch.int32)
     x = normal()[0]

@@ -8,7 +8,7 @@ import torch
 from tests.cases import MASKS, SCORES, Case
 from tests.drawn import each_once
 from tests.specials import SPOILS, spoiled, unlike
-from warpattn import AttentionError, attention
+from warpattn import AttentionError, Causal, Hadamard, attention
 from warpattn.reference import reference
 
 KINDS = {
@@ -42,3 +42,15 @@ def test_scales_beyond_fp32_are_refused():
     for scale in (1e39, 10**400, -1e300):
         with pytest.raises(AttentionError, match="a finite number of fp32"):
             attention(q, q, q, scale=scale)
+
+
+def test_a_region_of_autocast_rounds_nothing():
+    """Products of torch would be in bf16 there."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 50, 2, 32, requires_grad=True) for _ in range(3))
+    wanted, rotated = attention(q, k, v, mask=Causal()), Hadamard().applied(q.detach())
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attention(q, k, v, mask=Causal())
+        assert torch.equal(Hadamard().applied(q.detach()), rotated)
+    for a, b in zip(*((out, *torch.autograd.grad(out.sum(), [q, k, v])) for out in (found, wanted)), strict=True):
+        assert torch.equal(a, b)

@@ -86,6 +86,18 @@ def test_what_cannot_be_spelled_is_one_message(option, value):
     assert value in output
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("--score", "alibi:3", "it takes no value"),
+        ("--score", "softcap:x", "'x' is no number"),
+        ("--mask", "window:1.5", "'1.5' is no integer"),
+    ],
+)
+def test_what_is_wrong_with_a_value(option, value, reason):
+    assert invoke("run", "--shape", "1x4x1x8", option, value, exit_code=1).endswith(f" ({reason})\n")
+
+
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
 def test_run_reads_and_writes_files(tmp_path, suffix):
     q, k, v = tensors.random(spelling.shape("2x6/9x4/2x16/8"), seed=1)

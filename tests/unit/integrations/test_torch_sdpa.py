@@ -86,11 +86,11 @@ def test_a_row_that_sees_nothing_is_zero():
     [
         (qkv(), {"dropout_p": 0.1}, r"^dropout_p is 0.1; "),
         (qkv(), {"attn_mask": torch.ones(L, S) > 0, "is_causal": True}, "^attn_mask is given with is_causal"),
-        (qkv(), {"attn_mask": torch.ones(S, dtype=torch.bool)}, "^attn_mask has shape"),
+        (qkv(), {"attn_mask": torch.ones(S, dtype=torch.bool)}, r"^attn_mask has .* to \(\d, \d, L, S\)"),
         (qkv(), {"attn_mask": torch.ones(B, B, H, L, S)}, "^attn_mask has shape"),
         (qkv((1, B, H)), {"attn_mask": torch.ones(B, 1, 1, L, S)}, r"^attn_mask has shape \(2, 1, 1, "),
         (qkv(), {"attn_mask": "causal"}, "^attn_mask is a str"),
-        (qkv(), {"attn_mask": torch.ones(L, S, dtype=torch.int32)}, "mask is a torch.int32 tensor"),
+        (qkv(), {"attn_mask": torch.ones(L, S, dtype=torch.int32)}, "^attn_mask has dtype torch.int32"),
         ((torch.randn(E), torch.randn(E), torch.randn(E)), {}, "^query is a tensor of shape"),
         (("q", "k", "v"), {}, "^query is a str"),
         (qkv(), {"scale": "x"}, "^scale is 'x'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from typing import Any
@@ -239,6 +240,33 @@ def test_what_a_mask_holds_cannot_change_after_a_call_has_read_it(name, joined):
     other = copy.deepcopy(MAY_CHANGE[name][0])
     change(other, 5)
     assert not torch.equal(before, wa.attention(x, x, x, mask=joined(other)))
+
+
+def attribute(b, h, q, k):
+    return k < attribute.n
+
+
+def imported(b, h, q, k):
+    from tests import drawn
+
+    return k < drawn.window
+
+
+def looked_up(b, h, q, k):
+    return k < globals()["NUMBER"]
+
+
+NUMBER = 3
+
+
+@pytest.mark.parametrize("fn", [attribute, imported, looked_up])
+def test_what_a_function_finds_on_its_way_is_read_anew(fn, monkeypatch):
+    """Attributes of its own, imports within it, names that it looks up."""
+    for n in (3, 5):
+        monkeypatch.setattr(attribute, "n", n, raising=False)
+        monkeypatch.setattr("tests.drawn.window", n, raising=False)
+        monkeypatch.setattr(sys.modules[__name__], "NUMBER", n)
+        assert str(wa.CustomMask(fn).picture(1, 8)) == "■" * n + "·" * (8 - n)
 
 
 def test_remembered_launches_are_those_of_one_meaning():

@@ -18,6 +18,7 @@ from warpattn.language.expr import load, saturated, symbol, to_int, trace, where
 BIG = 2**40
 IDS = torch.tensor([BIG, BIG + 1, 1, 2**31, -(2**33)])
 FEW = torch.tensor([7, 2**31 - 1, -(2**31), 0, 5], dtype=torch.int32)
+COUNTS = torch.tensor([-1, 5, 0, 31, 32], dtype=torch.int32)
 Q, K = torch.tensor([0, 1, 4]), torch.tensor([0, 1, 3, 4])
 
 INTEGERS = {
@@ -30,6 +31,11 @@ INTEGERS = {
     "negation": lambda q, k: -load(FEW, q) + 0 * k,
     "distance": lambda q, k: abs(load(FEW, q)) + abs(k),
     "shift": lambda q, k: (q + 1) << (k * 9),
+    "shift to the left by any number": lambda q, k: (q + 3) << load(COUNTS, k),
+    "shift to the right by any number": lambda q, k: (q - 3) >> load(COUNTS, k),
+    "shift of ids": lambda q, k: load(IDS, q) >> (load(COUNTS, k) * 2),
+    "shift by all bits": lambda q, k: ((q - 3) >> 40) + ((k + 1) << 64),
+    "shift by less than none": lambda q, k: ((q - 3) >> -1) + ((k + 1) << -1),
     "quotient": lambda q, k: load(FEW, q) // (k - 1),
     "rest": lambda q, k: load(FEW, q) % (k - 1),
     "quotient by zero": lambda q, k: (q - 3) // 0 + k,
@@ -42,13 +48,16 @@ INTEGERS = {
 
 def exact(name: str, q: int, k: int) -> int:
     """The same in Python, with any number of bits."""
-    ids, few = IDS.tolist(), FEW.tolist()
+    ids, few, counts = IDS.tolist(), FEW.tolist(), COUNTS.tolist()
 
     def quotient(a, b):
         return a // b if b else 0
 
     def rest(a, b):
         return a % b if b else a
+
+    def right(a, count):
+        return a >> (count if count >= 0 else 64)
 
     return {
         "ids": lambda: ids[q] - ids[k],
@@ -60,6 +69,11 @@ def exact(name: str, q: int, k: int) -> int:
         "negation": lambda: -few[q],
         "distance": lambda: abs(few[q]) + k,
         "shift": lambda: (q + 1) << (k * 9),
+        "shift to the left by any number": lambda: 0 if counts[k] < 0 else (q + 3) << counts[k],
+        "shift to the right by any number": lambda: right(q - 3, counts[k]),
+        "shift of ids": lambda: right(ids[q], counts[k] * 2),
+        "shift by all bits": lambda: right(q - 3, 40),
+        "shift by less than none": lambda: right(q - 3, -1),
         "quotient": lambda: quotient(few[q], k - 1),
         "rest": lambda: rest(few[q], k - 1),
         "quotient by zero": lambda: k,

@@ -87,6 +87,34 @@ def test_values_made_inside_of_the_graph(name):
         close(fn(q), INSIDE[name](q))
 
 
+NUMBERS = {
+    "window": (lambda n: {"mask": wa.SlidingWindow(n)}, (3, 4, 5)),
+    "captured": (lambda n: {"mask": wa.CustomMask(lambda b, h, q, k, n: k < n, n=n)}, (3, 4, 5)),
+    "cap": (lambda n: {"score": wa.SoftCap(n)}, (0.3, 0.4, 0.5)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_masks_and_scores_may_change(name):
+    """torch keeps a number open from its second value on."""
+    options, values = NUMBERS[name]
+    fn = compiled(lambda q, n: wa.attention(q, K, V, **options(n)))
+    for n in values:
+        close(fn(Q, n), wa.attention(Q, K, V, **options(n)))
+
+
+def test_a_number_that_is_traced_as_a_tensor_is_one_sentence():
+    with pytest.raises(wa.AttentionError, match=r"scale is a torch.float32 tensor of shape \(\); scale must be"):
+        compiled(lambda q, scale: wa.attention(q, K, V, scale=scale))(Q, torch.tensor(0.3))
+
+
+def test_tensors_of_8_bits_made_inside_of_the_graph():
+    def call(q):
+        return wa.attention(q, wa.quantize(K), wa.quantize(V, scale=torch.tensor(0.5)))
+
+    close(compiled(call)(Q), call(Q))
+
+
 ROWS, KEYS = torch.randn(45, 4, 16), torch.randn(60, 2, 16)
 CU_Q, CU_K = (torch.tensor(x, dtype=torch.int32) for x in ((0, 20, 20, 45), (0, 25, 30, 60)))
 CU_MIXED = torch.tensor([0, 1, 9], dtype=torch.int32)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from warpattn.api import attention, attention_varlen
 from warpattn.errors import AttentionError
+from warpattn.integrations.autocast import autocast
 from warpattn.integrations.transformers.continuous import read_cache
 from warpattn.integrations.transformers.masks import ForwardMask
 from warpattn.masks import And, Causal, Document, Full, Mask, Materialized, SlidingWindow
@@ -50,7 +51,7 @@ def attend(
         key, value = read_cache(cache, module, key, value, options)
     mask = _as_mask(module, attention_mask, options)
     modifiers = {"score": _score(options), "sinks": _sinks(query, options.get("s_aux")), "scale": scaling}
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    q, k, v = (autocast(x).transpose(1, 2) for x in (query, key, value))  # models leave some of them in fp32
     packed = _packed(options)
     if packed is None:
         out = attention(q, k, v, mask=mask, **modifiers)

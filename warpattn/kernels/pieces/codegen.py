@@ -182,7 +182,8 @@ def _load(slot: int, dtype: str, index: list[str], ranks: tuple[int, ...]) -> st
     rank = ranks[slot]
     offset = " + ".join(f"gl.to_tensor({i}).to(gl.int64) * args[{base + 1 + rank + d}]" for d, i in enumerate(index))
     inside = " & ".join(f"({i} >= 0) & ({i} < args[{base + 1 + d}])" for d, i in enumerate(index))
-    value = f"gl.load(args[{base}] + ({offset}), mask={inside}, other=0)"
+    where = f"args[{base}] + ({offset}), mask={inside}, other=0" if index else f"args[{base}]"
+    value = f"gl.load({where})"
     return f"{value} != 0" if dtype == "bool" else f"{value}.to(gl.{_KINDS[dtype]})"
 
 

@@ -51,9 +51,6 @@ def tensor_signature(program: Program | None, backend: str) -> tuple[str, ...]:
         if all(tensor.dtype is not element.dtype for element in ELEMENTS):
             listed = ", ".join(str(element.dtype).removeprefix("torch.") for element in ELEMENTS)
             raise AttentionError(f"a captured tensor has dtype {tensor.dtype}; the {backend} backend reads {listed}")
-        if tensor.ndim == 0:
-            rule = f"capture the number itself for the {backend} backend"
-            raise AttentionError(f"a captured tensor has no dimensions; {rule}")
         signature += [element_of(tensor.dtype).pointer, *["i32"] * tensor.ndim, *["i64"] * tensor.ndim]
     return tuple(signature)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from warpattn.kernels.merge.launch import Result
 from warpattn.masks import Causal, Full
-from warpattn.problem import Call
+from warpattn.problem import Call, validate
 from warpattn.problem.backends import LATENT, chip_of
 from warpattn.problem.memory import overlap, overlaps_itself
 from warpattn.quantized import EIGHT_BIT
@@ -35,6 +35,8 @@ def cascaded(call: Call) -> Tensor | tuple[Tensor, Tensor] | None:
     """Return the result of a call whose `kv.shared_pages` is not 0; None if it cannot be split at these pages."""
     if not _has_kernels(call) or not _fits(call):
         return None
+    if call.backend.startswith("simulate:"):
+        validate(call)  # the promise, too, which the two calls below do not make
     ragged = call.sequence if isinstance(call.sequence, PagedRagged) else None
     kv = call.sequence if ragged is None else ragged.kv
     assert isinstance(kv, PagedKV)
@@ -101,9 +103,18 @@ def _over_shared(call: Call, kv: PagedKV, rows: Tensor) -> Result:
     group = GROUP if total <= FEW else total
     keys = kv.shared_pages * kv.k_pages.shape[1]
     groups = _groups(total, group, keys, rows.device)
-    table = kv.block_table[:1, : kv.shared_pages].expand(len(groups.lengths), -1)
+    table = _a_row_of(call, kv.block_table)[:, : kv.shared_pages].expand(len(groups.lengths), -1)
     pages = kv.with_fields(block_table=table, lengths=groups.lengths, shared_pages=0)
     return Result(*_attended(_changed(call, rows, PagedRagged(pages, Ragged(groups.offsets, max_q=group)))))
+
+
+def _a_row_of(call: Call, table: Tensor) -> Tensor:
+    """The row (1, max_pages) of the first sequence that has queries; others promise nothing. The host reads nothing."""
+    if not isinstance(call.sequence, PagedRagged):
+        return table[:1]
+    starts = call.sequence.cu_q
+    first = torch.searchsorted(starts[1:], starts[:1], right=True)  # they start at 0
+    return table.index_select(0, first.clamp_max(len(table) - 1))
 
 
 class Groups(NamedTuple):

@@ -119,7 +119,7 @@ def _attention_backward(
     dsinks, dindices, dscore = wanted[0], wanted[1 : len(indices) + 1], wanted[len(indices) + 1 :]
     indices, score_tensors = _leaves(indices, dindices), _leaves(score_tensors, dscore)
     sinks = None if sinks is None else sinks.detach().requires_grad_(dsinks)
-    again = _called((q, k, v), sinks, indices, mask_tensors, score_tensors, call)
+    again = _called(tuple(_leaves(saved[:3], [True] * 3)), sinks, indices, mask_tensors, score_tensors, call)
     with torch.no_grad():
         checked = validate(again)
         if checked.backend == "reference":
@@ -172,7 +172,7 @@ def _run(call: Call) -> Result:
 
 
 def _called(
-    operands: tuple[Tensor, Tensor, Tensor],
+    operands: tuple[Tensor, ...],  # q, k, v
     sinks: Tensor | None,
     indices: list[Tensor],
     mask_tensors: list[Tensor],

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from warpattn.inputs import without_autocast
 from warpattn.language.derivative import Adjoint
 from warpattn.language.evaluate import evaluate, evaluate_all
 from warpattn.problem.backends import LIMITS
@@ -70,7 +71,8 @@ def _add_in_order(
     for b, ((q, k, v), (dout, *_), (lse, *_), (mine, *_)) in enumerate(rows):
         place = Place(b, len(q), len(k), q.shape[1], q.device)
         head_of = [tensor.to(DTYPE).transpose(0, 1) for tensor in (q, dout, k, v)]  # [heads, rows or keys, D]
-        _add_sequence(job, place, head_of, (lse.mT, mine.mT), (adjoints, sums))
+        with without_autocast(q.device):
+            _add_sequence(job, place, head_of, (lse.mT, mine.mT), (adjoints, sums))
 
 
 def _add_sequence(
@@ -128,6 +130,9 @@ def _add_tile(job: Job, env: dict[str, Any], dx: Tensor, into: tuple[list[Adjoin
 
 def _add_at(total: Tensor, index: list[Any], part: Tensor) -> None:
     """total[index] += part [Hq, M, N], summed over dimensions that the index lacks; skips indices out of range."""
+    if not index:  # a number's tensor
+        total += part.sum()
+        return
     at = torch.broadcast_tensors(*(torch.as_tensor(i, device=part.device) for i in index))
     shape = (1,) * (part.ndim - at[0].ndim) + tuple(at[0].shape)
     part, at = part.sum_to_size(shape), [i.expand(shape) for i in at]

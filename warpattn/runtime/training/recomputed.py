@@ -20,10 +20,10 @@ from warpattn.runtime.training.gradients import Along, Saved
 
 
 def recomputed(call: Call, along: Along, more: list[Tensor]) -> list[Tensor]:
-    """Return gradients of q, k, v and of `more`, leaves in the call that require gradients."""
-    q, k, v = (x.detach().requires_grad_() for x in (call.q, call.k, call.v))
+    """Return gradients of q, k, v and of `more`, leaves in the call and its sequence that require gradients."""
+    q, k, v = call.q, call.k, call.v
     with above_autograd(), torch.enable_grad():
-        results = execute.attend(replace(call, q=q, k=k, v=v, return_lse=True))
+        results = execute.attend(replace(call, return_lse=True))
         every = zip(cast("tuple[Tensor, Tensor]", results), along, strict=True)
         pairs = [(x, gradient) for x, gradient in every if gradient is not None and x.requires_grad]
         leaves = [q, k, v, *more]

@@ -13,7 +13,8 @@ from transformers.masking_utils import (  # noqa: E402
     causal_mask_function,
     chunked_causal_mask_function,
     or_masks,
-    packed_sequence_compatibility_function,
+    packed_sequence_mask_function,
+    remap_positions_for_packed_sequence,
     sdpa_mask,
     sliding_window_bidirectional_mask_function,
     sliding_window_causal_mask_function,
@@ -89,7 +90,8 @@ def test_a_sliding_cache_begins_later(function):
 def test_packed_sequences_are_documents(function):
     positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 0, 1, 2]])
     ids = (torch.diff(positions, prepend=positions[:, :1] - 1) != 1).cumsum(1)
-    packed = packed_sequence_compatibility_function(function, positions, ids)
+    remapped = remap_positions_for_packed_sequence(function, positions)
+    packed = and_masks(packed_sequence_mask_function(ids), remapped)
     mask = adapter.build_mask(2, KEYS, KEYS, mask_function=packed)
     assert not isinstance(mask.mask, Materialized)
     assert torch.equal(kept(mask, KEYS, KEYS), theirs(KEYS, KEYS, mask_function=packed))
@@ -170,6 +172,15 @@ def test_options_that_change_nothing_are_taken():
     same, _ = adapter.attend(torch.nn.Module(), q, k, v, None, dropout=0.0, output_attentions=False, use_cache=True)
     assert weights is None
     assert torch.equal(plain, same)
+
+
+def test_the_dtype_of_an_autocast_region():
+    """Rotation leaves queries and keys in fp32, projections give values in bf16."""
+    q, k, v = (torch.randn(1, 2, KEYS, 8) for _ in range(3))
+    halves = [x.bfloat16() for x in (q, k, v)]
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = adapter.attend(torch.nn.Module(), q, k, halves[2], None)
+    assert torch.equal(found, adapter.attend(torch.nn.Module(), *halves, None)[0])
 
 
 def test_softcap_bias_and_sinks():

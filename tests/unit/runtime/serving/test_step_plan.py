@@ -47,6 +47,12 @@ def pages_of(dtype=torch.float32):
     return torch.randn(16, 16, 2, 32).to(dtype).split(16, -1)
 
 
+def eight_bit(kv: wa.PagedKV) -> wa.PagedKV:
+    """The same pages in e4m3."""
+    k, v = (wa.quantize(x) for x in (kv.k_pages, kv.v_pages))
+    return kv.with_fields(k_pages=k.values, v_pages=v.values, k_scale=k.scale, v_scale=v.scale)
+
+
 STEPS = [((30, 1, 1, 8), (40, 9, 64, 8)), ((1, 1), (30, 64)), ((0, 5, 1), (9, 5, 33)), ((1,), (1,))]
 
 
@@ -75,6 +81,34 @@ def test_own_indices_serve_every_update():
         wanted = wa.attention_paged(q, kv, seq, mask=wa.Causal())
         torch.testing.assert_close(plan(q, plan.kv, plan.seq), wanted)
     assert at == [x.data_ptr() for x in (plan.seq.cu_q, plan.kv.lengths, plan.kv.block_table)]
+
+
+def test_rows_after_the_last_sequence_are_padding():
+    """They are not read and not written, as on a card; scales of tokens end with them."""
+    pages, rows = pages_of(), 4
+    q, kv, seq = step((3, 1), (9, 64), pages)
+    padded = torch.cat([q, torch.full((5, 4, 16), torch.nan)])
+    plan = wa.StepPlan(padded, kv, seq)
+    out = torch.full_like(padded, 7.0)
+    plan(padded, kv, seq, out=out)
+    torch.testing.assert_close(out[:rows], wa.attention_paged(q, kv, seq))
+    assert (out[rows:] == 7.0).all()
+    narrow, eight = wa.quantize(torch.cat([q, q[:1]]), per="token"), eight_bit(kv)
+    found = wa.StepPlan(narrow, eight, seq)(narrow, eight, seq)
+    own = wa.Quantized(narrow.values[:rows], narrow.scale[:rows])
+    torch.testing.assert_close(found[:rows], wa.attention_paged(own, eight, seq))
+
+
+def test_gradients_of_a_step_are_refused():
+    """Of its own sinks and scales, too."""
+    pages = pages_of()
+    q, kv, seq = step((1, 1), (30, 64), pages)
+    with pytest.raises(wa.AttentionError, match=r"^sinks requires a gradient; a plan has no backward"):
+        wa.StepPlan(q, kv, seq, sinks=SINKS)(q, kv, seq, sinks=SINKS.clone().requires_grad_())
+    eight = eight_bit(kv)
+    asking = eight.with_fields(k_scale=torch.ones((), requires_grad=True))
+    with pytest.raises(wa.AttentionError, match=r"^kv.k_scale requires a gradient; a plan has no backward"):
+        wa.StepPlan(q, eight, seq)(q, asking, seq)
 
 
 def test_what_it_refuses():

@@ -168,3 +168,18 @@ def test_the_text_of_a_call_can_be_read():
     assert parsed.tail == (0.5, True, "auto", True) and parsed.sequence == ("dense", (), ())
     assert parsed.mask.program().key == wa.Causal().program().key
     assert program.has_lse(text) and parsed is program.read(text, (), ())
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_pages_have_gradients(ragged):
+    q, pages = torch.randn(2, 3, 4, 16, requires_grad=True), torch.randn(6, 4, 2, 16, requires_grad=True)
+    table, lengths = torch.tensor([[5, 1, 99], [2, 3, 4]]).int(), torch.tensor([7, 10]).int()
+
+    def call():
+        kv = wa.PagedKV(pages, pages * 2, table, lengths)
+        seq = wa.Ragged(torch.tensor([0, 1, 3]).int()) if ragged else None
+        return wa.attention_paged(q[0] if ragged else q, kv, seq, mask=wa.Causal(), return_lse=True)
+
+    expected = gradients(call, [q, pages])
+    assert (expected[1] != 0).any()
+    close(gradients(compiled(call), [q, pages]), expected)
