@@ -70,8 +70,7 @@ def _has_own_meaning(kind: Any) -> bool:
 
 
 def is_tensor(value: object) -> TypeGuard[Tensor]:
-    """Whether `value` is a tensor that attention can read. While torch.compile traces: whether it is a tensor; the
-    other rules are checked when the call is recorded."""
+    """Whether `value` is a tensor that attention can read; while torch.compile traces, whether it is a tensor."""
     return isinstance(value, Tensor) if torch.compiler.is_compiling() else tensor_fault(value) is None
 
 
@@ -90,8 +89,7 @@ def number(value: object) -> int | float | None:
 
 
 def _only_element(x: Any) -> object:
-    """Return the element of a tensor or NumPy array without dimensions; None if it cannot be read, as while torch
-    traces, or if it requires a gradient."""
+    """Return the element of a 0-d tensor or array; None if it has none, torch traces, or it requires a gradient."""
     traced = torch.compiler.is_compiling() or type(x).__module__.startswith(_TRACERS)
     if isinstance(x, Tensor) and (traced or not is_tensor(x) or x.ndim):
         return None

@@ -129,8 +129,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class Chip:
-    """A device: the architecture whose kernels it runs (None: none does), its name in error messages, and its name in
-    `TARGETS`, for which kernels are compiled."""
+    """A device: the architecture whose kernels it runs, if any; its name in errors; its name in `TARGETS`."""
 
     arch: str | None
     words: str
@@ -150,8 +149,7 @@ def chip_of(device: torch.device) -> Chip:
 
 
 def choose_backend(rules: Rules, name: str, x: object, called: str = "q") -> str | None:
-    """Return the backend to run for the tensor `x`, called `called` in errors; None when the name is unknown or no
-    kernel fits the device."""
+    """Return the backend for a tensor `x`, named `called` in errors; None for an unknown name or device."""
     device = x.device if isinstance(x, Tensor) else None
     if not isinstance(name, str) or name not in BACKENDS:
         listed = ", ".join(f'"{x}"' for x in BACKENDS)

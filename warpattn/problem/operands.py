@@ -60,8 +60,7 @@ class Features(NamedTuple):
 
 def fitted(x: Operands) -> Operands:
     """Return the operands as kernels take them: what TMA cannot address is copied (q, k, v) or replaced by a temporary
-    (out); sinks are in fp32. A tensor that is given twice gets an alias, so that each operand is a separate object.
-    """
+    (out); sinks are in fp32. A tensor that is given twice gets an alias, so that operands are separate objects."""
     q, k, v = [t if addressable(t) else packed(t) for t in (x.q, x.k, x.v)]
     out = x.out if addressable(x.out) else x.out.new_empty((*x.out.shape[:-1], whole_runs(x.out.shape[-1])))
     k = k.detach() if k is q else k
@@ -98,10 +97,8 @@ def flat(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
 
 
 def captured_values(tensors: Sequence[Tensor]) -> list[int]:
-    """Return the values of `flat` as numbers: address, sizes, strides of each tensor.
-
-    Kernels index with 32 bits, so larger sizes are cut to 2**31 - 1.
-    """
+    """Return the values of `flat` as numbers: address, sizes, strides of each tensor. Kernels index with 32 bits, so
+    larger sizes are cut to 2**31 - 1."""
     values: list[int] = []
     for tensor in tensors:
         values.append(tensor.data_ptr())
