@@ -13,8 +13,8 @@ HOPPER = "sm90"
 
 
 def named_arch(words: list[str]) -> str:
-    """The architecture that `--arch` names; without it Hopper, for whose kernels another card's server waits half a
-    second in vain."""
+    """Return the architecture that `--arch` names, else Hopper. On another card that guess costs half a second of
+    imports."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         if name == "--arch":

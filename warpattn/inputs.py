@@ -1,8 +1,8 @@
-"""What users pass as tensors and numbers, understood in one place: everything that checks arguments asks here.
+"""Decides whether arguments are usable tensors and numbers; all code that checks arguments calls these functions.
 
-    tensor_fault(x)    None for a tensor of numbers in memory; else what x is instead, and the rule it breaks
-    number(x)          a Python number of what counts as one: NumPy's scalars, tensors without dimensions
-    kind_of(x)         a value in an error message
+    tensor_fault(x)    None for a plain tensor with values; else what x is instead, and the rule it breaks
+    number(x)          x as a Python number, also from NumPy scalars and tensors without dimensions; None if it is none
+    kind_of(x)         x as text for an error message
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch import Tensor
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_TRACERS = "torch._subclasses."  # tensors by which torch.compile traces plain ones
-_LONGEST = 120  # characters of a value in a message
+_TRACERS = "torch._subclasses."  # module of the tensor classes that torch.compile traces with
+_LONGEST = 120  # most characters of a value in a message
 
 
 class Fault(NamedTuple):
-    """Why a value is no tensor that can be read: what it is ("is a ..."), and the rule."""
+    """Why attention cannot read a value as a tensor: what it is ("is a ..."), and the rule it breaks."""
 
     what: str
     rule: str
 
 
 def tensor_fault(value: object) -> Fault | None:
-    """Why attention cannot read `value` as a tensor; None if it can."""
+    """Return why attention cannot read `value` as a tensor; None if it can."""
     if not isinstance(value, Tensor):
         rule = "must be a torch.Tensor"
         made = " (torch.from_numpy makes one)" if type(value).__module__ == "numpy" else ""
@@ -54,7 +54,7 @@ def tensor_fault(value: object) -> Fault | None:
 
 
 def _is_behind(x: Tensor, of_transform: Callable[[Tensor], bool]) -> bool:
-    """Whether a tensor's values are behind a transform of torch.func; transforms may wrap one another."""
+    """Whether a torch.func transform that `of_transform` recognises wraps a tensor; transforms may be nested."""
     while functorch.is_functorch_wrapped_tensor(x):
         if of_transform(x):
             return True
@@ -63,20 +63,19 @@ def _is_behind(x: Tensor, of_transform: Callable[[Tensor], bool]) -> bool:
 
 
 def _has_own_meaning(kind: Any) -> bool:
-    """Whether a subclass of Tensor changes what torch's functions do: then its memory is not its value."""
+    """Whether a subclass of Tensor overrides torch's functions, so that its memory need not be its value."""
     function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
     plain = (Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)
     return function not in plain or kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
 
 
 def is_tensor(value: object) -> TypeGuard[Tensor]:
-    """Whether `value` is a tensor that attention can read; while torch.compile traces, whether it is a tensor: the
-    rest is asked when the call is recorded."""
+    """Whether `value` is a tensor that attention can read; while torch.compile traces, whether it is a tensor."""
     return isinstance(value, Tensor) if torch.compiler.is_compiling() else tensor_fault(value) is None
 
 
 def number(value: object) -> int | float | None:
-    """`value` as a Python int or float; None if it is none, a bool, too large for a float, or requires a gradient."""
+    """Return `value` as a Python int or float; None if it is none, a bool, too large, or requires a gradient."""
     if not isinstance(value, int | float) and (isinstance(value, Tensor) or getattr(value, "shape", None) == ()):
         value = _only_element(value)
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -90,8 +89,7 @@ def number(value: object) -> int | float | None:
 
 
 def _only_element(x: Any) -> object:
-    """The element of a tensor or NumPy array without dimensions; None if there is none to be had, as while torch
-    traces, or if it requires a gradient."""
+    """Return the element of a 0-d tensor or array; None if it has none, torch traces, or it requires a gradient."""
     traced = torch.compiler.is_compiling() or type(x).__module__.startswith(_TRACERS)
     if isinstance(x, Tensor) and (traced or not is_tensor(x) or x.ndim):
         return None
@@ -105,7 +103,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 
 
 def kind_of(value: Any) -> str:
-    """A value in an error message: tensors and arrays by dtype and shape, others by what they print, cut if long."""
+    """Describe a value in an error message: tensors and arrays by dtype and shape, others by repr, cut if long."""
     if isinstance(value, Tensor):
         if is_tensor(value) or (fault := tensor_fault(value)) is None:
             more = " that requires a gradient" * (value.requires_grad and not value.ndim and torch.is_grad_enabled())

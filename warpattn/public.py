@@ -1,4 +1,4 @@
-"""What `import warpattn as wa` offers; `warpattn/__init__.py` imports this at the first use of a name."""
+"""The public names of `import warpattn as wa`; `warpattn/__init__.py` imports this module when one is first used."""
 
 from warpattn.api import attention, attention_paged, attention_varlen
 from warpattn.errors import AttentionError

@@ -1,15 +1,15 @@
-"""8-bit values with scales: what they are, how they are made, and what they mean.
+"""8-bit values with scales: `Quantized`, quantising and dequantising with torch operations, and the rules of scales.
 
     value of an element = values · scale        scale fp32, of the whole tensor or finer, multiplied in fp32
 
     per "tensor"   scale ()
     per "head"     scale (heads,)
     per "token"    scale (…, heads)             of each head of each token
-    per 64, 128    scale (…, heads, blocks)     of each block of so many columns of each head of each token
-    per "64 rows", "128 rows"   scale (…, blocks, heads)   of so many tokens of a head of q or k, of dense batches
+    per 64, 128    scale (…, heads, blocks)     of each block of 64 or 128 columns of each head of each token
+    per "64 rows", "128 rows"   scale (…, blocks, heads)   of each block of tokens of a head; q and k of dense batches
 
 The formats are e4m3 and e5m2 as OCP defines them (`float8_e4m3fn`, `float8_e5m2`) and as gfx942 has them (`…fnuz`).
-Conversions saturate: what is too large becomes the largest finite value, so that finite numbers never make NaN.
+Conversions saturate: numbers that are too large become the largest finite value, so finite numbers never become NaN.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ EIGHT_BIT = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torc
 BLOCKS = (64, 128)  # columns
 GRANULARITIES = ("tensor", "head", "token", *BLOCKS)
 ROW_BLOCKS = {"64 rows": 64, "128 rows": 128}  # tokens; the last block of a sequence may have fewer
-LEAST_SCALE = torch.finfo(torch.float32).tiny  # a denormal scale would lose its own bits
+LEAST_SCALE = torch.finfo(torch.float32).tiny  # a denormal scale would have fewer bits
 
 
 @dataclass(frozen=True, eq=False)
 class Quantized:
-    """8-bit values and their scale, in the place of k or v, or of all of q, k and v.
+    """8-bit values and their scale, passed instead of a tensor as k and v, or as q, k and v.
 
-    values (…, heads, dim): one of `EIGHT_BIT`. scale fp32, shape (), (heads,), values.shape[:-1] or
-    (*values.shape[:-1], blocks) with blocks of 64 or 128 columns, of q and k of dense batches also (batch, blocks,
-    heads) with blocks of 64 or 128 tokens; positive and finite. The call that gets it checks it.
+    values (…, heads, dim), of a dtype in `EIGHT_BIT`. scale fp32, positive and finite, of shape (), (heads,),
+    values.shape[:-1] or (*values.shape[:-1], blocks) with blocks of 64 or 128 columns; for q and k of dense batches
+    also (batch, blocks, heads) with blocks of 64 or 128 tokens. The call that gets it checks it.
     """
 
     values: Tensor
     scale: Tensor
 
     def dequantized(self) -> Tensor:
-        """values · scale in fp32. Raises AttentionError listing every broken rule."""
+        """Return values · scale in fp32. Raises AttentionError listing every broken rule."""
         rules = Rules()
         if _check_columns(rules, "values", self.values, "heads", "head_dim"):
             check_scale(rules, "scale", self.scale, "values", self.values.shape, of_rows=self.values.ndim >= 4)
@@ -57,12 +57,12 @@ class Quantized:
 
 @dataclass(frozen=True)
 class Hadamard:
-    """The rotation of head dims by a Hadamard matrix over the root of its size, the largest power of two that divides
-    the head dim; a wider head is rotated block by block. It gives every column of a block a part of an outlier. Scores
-    do not change where q and k are both rotated; values that are rotated give a result that is."""
+    """Rotates heads by an orthogonal Hadamard matrix, which spreads an outlier over all columns of its block. A block
+    is the largest power of two that divides the head dim; each block of a head is rotated by itself. If both q and k
+    are rotated, scores do not change; if values are rotated, so is the result."""
 
     def applied(self, x: Tensor) -> Tensor:
-        """x (…, dim), rotated, in fp32. Raises AttentionError if x is no tensor of numbers with columns."""
+        """Return x (…, dim) rotated, in fp32. Raises AttentionError if x is no tensor of real numbers with columns."""
         rules = Rules()
         _check_columns(rules, "x", x, "head_dim")
         rules.done()
@@ -72,7 +72,7 @@ class Hadamard:
 
 
 def _check_columns(rules: Rules, name: str, x: Tensor, *axes: str) -> bool:
-    """A tensor of real numbers, whose last dimensions are `axes`, with at least one column."""
+    """Require x to be a tensor of real numbers whose last dimensions are `axes`, with at least one column."""
     if not is_tensor(x):
         fault = tensor_fault(x)
         rules.add(f"{name} {fault.what}" if fault else f"{name} is {kind_of(x)}", f"{name} must be a torch.Tensor")
@@ -82,8 +82,8 @@ def _check_columns(rules: Rules, name: str, x: Tensor, *axes: str) -> bool:
 
 
 def _hadamard_matrix(size: int, device: torch.device) -> Tensor:
-    """Orthogonal, fp32 (size, size), of a power of two; kept, but for those of compiled graphs, dispatch modes and
-    captures, whose memory is their own."""
+    """Return the orthogonal Hadamard matrix, fp32 (size, size), of a power of two; cached except in compiled graphs,
+    dispatch modes and captures, which own their memory."""
     if _is_recorded() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return _make_hadamard_matrix(size, device)
     with torch.inference_mode(False):
@@ -109,7 +109,7 @@ _kept_hadamard_matrix = cache(_make_hadamard_matrix)
 def quantize(
     x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, *, per: str | int = "tensor", scale: Tensor | None = None
 ) -> Quantized:
-    """x (…, heads, dim) as 8-bit values with scales, with torch's operations: the specification of
+    """Quantise x (…, heads, dim) to 8-bit values with scales by torch operations. This is the specification of
     `serving.quantizing.quantize`."""
     check_quantize(x, dtype, per, scale)
     scale = _scales(x, dtype, per) if scale is None else scale
@@ -117,7 +117,7 @@ def quantize(
 
 
 def check_quantize(x: Tensor, dtype: torch.dtype, per: str | int, scale: Tensor | None) -> None:
-    """AttentionError listing every broken rule of `quantize`."""
+    """Check the arguments of `quantize`; raises AttentionError listing every broken rule."""
     rules = Rules()
     fault = None if is_tensor(x) else tensor_fault(x)
     kinds = (torch.float16, torch.bfloat16, torch.float32)
@@ -146,7 +146,7 @@ def check_quantize(x: Tensor, dtype: torch.dtype, per: str | int, scale: Tensor 
 
 
 def _scales(x: Tensor, dtype: torch.dtype, per: str | int) -> Tensor:
-    """Scales of `x` that use the whole range of `dtype`."""
+    """Return scales with which `x` uses the whole range of `dtype`."""
     size = x.detach().float().abs()
     size = size.masked_fill(~size.isfinite(), 0.0)
     if isinstance(per, int):
@@ -163,31 +163,31 @@ def _scales(x: Tensor, dtype: torch.dtype, per: str | int) -> Tensor:
         size = size.amax(-1)
     else:
         size = size.amax() if per == "tensor" else size.movedim(-2, 0).flatten(1).amax(1)
-    largest = torch.full((), torch.finfo(dtype).max, device=x.device)  # cards multiply by the inverse of a number
+    largest = torch.full((), torch.finfo(dtype).max, device=x.device)  # GPUs would multiply by a number's inverse
     scale = (size / largest).clamp_min(LEAST_SCALE).masked_fill(size == 0, 1.0)
-    if per == "token":  # tokens of a head next to each other: kernels read the scales of one head
+    if per == "token":  # contiguous along the tokens of a head: kernels read the scales of one head
         return scale.movedim(-1, 0).contiguous().movedim(0, -1)
     return scale
 
 
 def _of_rows(shape: torch.Size, rows: int) -> tuple[int, ...]:
-    """The shape of a scale of each block of so many tokens of values (…, tokens, heads, dim)."""
+    """Return the shape of a scale per block of `rows` tokens, for values of `shape` (…, tokens, heads, dim)."""
     return (*shape[:-3], -(-shape[-3] // rows), shape[-2])
 
 
 def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """fp32 values rounded to an 8-bit format, to nearest even; too large ones become its largest, NaN stays."""
+    """Round fp32 values to an 8-bit format, to nearest even; those out of range become its largest, NaN stays NaN."""
     largest = torch.finfo(dtype).max
     return x.clamp(-largest, largest).to(dtype)
 
 
 def dequantized(values: Tensor, scale: Tensor | None) -> Tensor:
-    """values (…, heads, dim) · scale in fp32; the values themselves without a scale."""
+    """Return values (…, heads, dim) · scale in fp32; without a scale the values themselves."""
     return values if scale is None else values.float() * _spread(scale, values.shape)
 
 
 def _spread(scale: Tensor, shape: torch.Size) -> Tensor:
-    """A scale that broadcasts to values of `shape`."""
+    """Expand a scale so that it broadcasts to values of `shape`."""
     if scale.ndim < 2:
         return scale[:, None] if scale.ndim else scale
     per = granularity(scale, shape)
@@ -198,9 +198,9 @@ def _spread(scale: Tensor, shape: torch.Size) -> Tensor:
 
 
 def granularity(scale: Tensor | None, shape: torch.Size) -> str | int | None:
-    """What a checked scale of values of `shape` (…, heads, dim) belongs to, of `GRANULARITIES` and `ROW_BLOCKS`; None
-    without one. Tokens that are a single block of either size have a scale per 64 rows, a single token its own, which
-    is the same numbers (`Problem.block_scales`)."""
+    """Return the granularity of a checked scale for values of `shape` (…, heads, dim), an entry of `GRANULARITIES` or
+    `ROW_BLOCKS`; None without a scale. Where a shape fits several, one block of tokens counts as "64 rows" and a
+    single token as "token"; the numbers are the same (`Problem.block_scales`)."""
     if scale is None:
         return None
     if scale.ndim < 2:
@@ -214,7 +214,7 @@ def granularity(scale: Tensor | None, shape: torch.Size) -> str | int | None:
 def check_scale(
     rules: Rules, name: str, scale: object, values_name: str, shape: torch.Size, of_rows: bool = False
 ) -> bool:
-    """Rules of a scale of values (…, heads, dim) of `shape`; `of_rows`: blocks of tokens may have one."""
+    """Check dtype and shape of a scale for values of `shape` (…, heads, dim); `of_rows`: may be per block of rows."""
     fault = tensor_fault(scale) if not is_tensor(scale) else None
     if fault is not None or not isinstance(scale, Tensor):
         rules.add(f"{name} {fault.what if fault else 'is ' + kind_of(scale)}", f"{name} must be a torch.Tensor or None")
@@ -229,7 +229,7 @@ def check_scale(
 
 
 def check_scale_values(rules: Rules, name: str, scale: Tensor | None) -> None:
-    """Values of a scale: positive and finite."""
+    """Require the values of a scale to be positive and finite."""
     if scale is None:
         return
     fine = scale.detach().isfinite() & (scale.detach() > 0)
@@ -240,17 +240,17 @@ def check_scale_values(rules: Rules, name: str, scale: Tensor | None) -> None:
 
 
 def split(x: Tensor | Quantized) -> tuple[Tensor, Tensor | None]:
-    """Values and scale of an argument that is a tensor or a `Quantized`."""
+    """Return values and scale of an argument that is a tensor or a `Quantized`."""
     return (x.values, x.scale) if isinstance(x, Quantized) else (x, None)
 
 
 def result_dtype(q: torch.dtype, out: torch.dtype | None = None) -> torch.dtype:
-    """Of the result for queries of a dtype: theirs; of 8-bit ones that of `out`, if it is given, else bf16."""
+    """Return the dtype of the result for queries of dtype `q`: the same; for 8-bit ones `out` if given, else bf16."""
     return (torch.bfloat16 if out is None else out) if q in EIGHT_BIT else q
 
 
 def rows_of_pages(pages: Tensor, scale: Tensor | None, used: Tensor, length: int) -> Tensor:
-    """The first `length` keys or values (Sk, Hkv, dim) of the pages `used`, in fp32 where they have a scale."""
+    """Return the first `length` keys or values (Sk, Hkv, dim) of the pages `used`, in fp32 if they have a scale."""
     scale = scale[used].flatten(0, 1)[:length] if scale is not None and scale.ndim > 1 else scale
     return dequantized(pages[used].flatten(0, 1)[:length], scale)
 

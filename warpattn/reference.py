@@ -88,7 +88,7 @@ def _nothing(sequence: Sequence, sizes: Sizes, given: Operands, dtype: torch.dty
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What all sequences of a call share."""
+    """The arguments that all sequences of a call share."""
 
     mask: MaskProgram
     score: ScoreProgram | None
@@ -97,7 +97,7 @@ class Job:
     dtype: torch.dtype
 
     def attend(self, b: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """One sequence: q (Sq, Hq, D), k (Sk, Hkv, D), v (Sk, Hkv, Dv) to out (Sq, Hq, Dv) and lse (Hq, Sq)."""
+        """Attend one sequence: q (Sq, Hq, D), k (Sk, Hkv, D), v (Sk, Hkv, Dv) to out (Sq, Hq, Dv), lse (Hq, Sq)."""
         len_q, heads_q, _ = q.shape
         heads_kv = k.shape[1]
         q = q.to(self.dtype).transpose(0, 1).unflatten(0, (heads_kv, -1))  # [Hkv, G, Sq, D]
@@ -138,7 +138,7 @@ class Job:
         """Online softmax of rows [start, start + M) over the keys of their span: out [Hq, M, Dv], lse [Hq, M]."""
         rows = q.shape[2]
         grouped = q.flatten(1, 2)  # [Hkv, G*M, D]
-        # Products over no keys: zeros that still hang on q, k and v, so that a row without keys has zero gradients.
+        # Products over no keys: zeros that autograd traces to q, k and v, so a row without keys has gradients of 0.
         none = grouped @ k.finite[:, :, :0]
         acc = (none @ v.finite[:, :0]).view(where.heads, rows, v.finite.shape[2])  # [Hq, M, Dv]
         total = none.sum(-1).view(where.heads, rows) + acc.sum(-1)  # [Hq, M]; so that an LSE gives v a gradient of 0
@@ -170,7 +170,7 @@ class Job:
         if self.score is None:
             return s if keep is None else s.masked_fill(~keep, -torch.inf)
         if keep is not None and torch.is_grad_enabled() and not self.score.derivative.bounded:
-            # A slope may be infinite where a key is hidden, and torch multiplies it by a gradient of 0.
+            # The score's slope may be infinite at a hidden key; torch would multiply it by a gradient of 0: NaN.
             seen = keep.expand_as(s).nonzero(as_tuple=True)
             env = {name: x.expand_as(s)[seen] if isinstance(x, Tensor) else x for name, x in env.items()}
             visible = evaluate(self.score.out, env | {"s": s[seen]}, self.score.tensors, self.dtype)
@@ -181,13 +181,13 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class FinitePart:
-    """Keys or values with 0 for NaN and infinity: a matrix product multiplies hidden ones by 0, which leaves NaN."""
+    """Keys or values with 0 for NaN and infinity: a matrix product multiplies hidden ones by 0, which gives NaN."""
 
     finite: Tensor
     whole: Tensor | None  # as given, if that differs
 
     def scores(self, q: Tensor, lo: int, hi: int) -> Tensor:
-        """Products of q [Hkv, M, D] with keys lo .. hi - 1 [Hkv, D, Sk]; those that are not finite have no gradient."""
+        """Products of q [Hkv, M, D] with keys lo .. hi - 1 [Hkv, D, Sk]; no gradient where a key is not finite."""
         s = q @ self.finite[:, :, lo:hi]
         if self.whole is None:
             return s
@@ -195,8 +195,8 @@ class FinitePart:
         return torch.where(keys.isfinite().all(1, keepdim=True), s, (q @ keys).detach())
 
     def marks(self, seen: Tensor, lo: int, hi: int) -> Tensor:
-        """What values lo .. hi - 1 [Hkv, Sk, Dv] that are not finite add to rows that see them (`seen` [Hkv, M, N] is
-        1): an infinity, or NaN, which infinities of both signs are, too."""
+        """The infinities and NaN among values lo .. hi - 1 [Hkv, Sk, Dv], to add to the rows that see them (`seen`
+        [Hkv, M, N] is 1). A row that sees infinities of both signs gets NaN."""
         assert self.whole is not None
         values = self.whole[:, lo:hi].detach()
         found = (values.isnan(), values == torch.inf, values == -torch.inf)
@@ -206,7 +206,7 @@ class FinitePart:
 
 
 def finite_part(x: Tensor) -> FinitePart:
-    """The finite part of keys or values of one sequence."""
+    """Split off the finite part of keys or values of one sequence."""
     finite = x.isfinite()
     return FinitePart(x, None) if bool(finite.all()) else FinitePart(x.masked_fill(~finite, 0.0), x)
 

@@ -37,8 +37,8 @@ from warpattn.language.traced import Lengths, Traced, require, same_object, sett
 from warpattn.language.user_code import call_user
 
 Value = Any  # a symbol, a number or a tensor
-LEAST_CAP, LARGEST_CAP = 1e-30, 1e30  # of a soft cap; beyond, its square or its inverse is no fp32 number
-LOOSE_CAP = 2.0**12  # from here on the hardware's error of tanh, 2^-11 of it or 2^-24, times the cap is felt in scores
+LEAST_CAP, LARGEST_CAP = 1e-30, 1e30  # of a soft cap; outside, its square or inverse is no fp32 number
+LOOSE_CAP = 2.0**12  # from this cap on the error of the hardware's tanh, 2^-11 of it or 2^-24, times the cap matters
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,12 +51,12 @@ class ScoreProgram:
 
     @cached_property
     def derivative(self) -> Derivative:
-        """df/ds, and df/dT of what is read of every captured float tensor T."""
+        """df/ds, and df/dT for the element that is read of each captured float tensor T."""
         return differentiate(self.out, self.tensors)
 
 
 class Score(Traced):
-    """A function of one score and its place; `apply` is all that a new one has to write."""
+    """A function of one score and its indices; a subclass only has to define `apply`."""
 
     def apply(self, s: Value, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
         """The new score of query head h, query position q and key k in sequence b.
@@ -71,7 +71,7 @@ class Score(Traced):
         return Chain((*_links(self), *_links(other)))
 
     def record(self) -> ScoreProgram:
-        """Trace `apply`."""
+        """Trace `apply` into a program."""
 
         def run() -> Value:
             s, (b, h, q, k) = symbol("s", "float"), symbols("b", "h", "q", "k")
@@ -83,7 +83,7 @@ class Score(Traced):
 
 @dataclass(frozen=True)
 class Chain(Score):
-    """Scores applied from left to right; what `a | b` makes."""
+    """Scores applied from left to right, the result of `a | b`."""
 
     scores: tuple[Score, ...]
 
@@ -99,7 +99,7 @@ class Chain(Score):
 
 
 def chained(first: Score | None, second: Score | None) -> Score | None:
-    """`first | second`, of which both or one may be None."""
+    """Return `first | second`, of which one or both may be None."""
     if first is None or second is None:
         return second if first is None else first
     return first | second
@@ -212,7 +212,7 @@ class CustomScore(OfFunction, Score):
 
 
 def captured_values(owner: str, fn: Any, captured: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """The captured keyword arguments of a custom function, checked, tensors wrapped so that symbols can index them."""
+    """Check the captured keyword arguments of a custom function; wrap tensors so that symbols can index them."""
     require(callable(fn), f"{owner} got {kind_of(fn)}", "its first argument must be a function")
     for name, value in captured.items():
         ok = isinstance(value, Table | bool | int | float) or is_tensor(value)
@@ -221,7 +221,7 @@ def captured_values(owner: str, fn: Any, captured: dict[str, Any]) -> tuple[tupl
 
 
 def broadcast_index(shape: torch.Size, index: tuple[Value, ...]) -> tuple[Value, ...]:
-    """The last `len(shape)` of `index`, 0 where the dimension has size 1."""
+    """Return the last `len(shape)` indices of `index`, 0 for a dimension of size 1."""
     return tuple(0 if size == 1 else i for size, i in zip(shape, index[len(index) - len(shape) :], strict=True))
 
 

@@ -1,5 +1,5 @@
-"""Tensors that are parts of one, such as q, k and v of qkv (batch, seq, 3, heads, head_dim): their gradients are
-written where that of the whole is, so that nothing is copied to put them together.
+"""Gradients of tensors that are views of one, such as q, k and v of qkv (batch, seq, 3, heads, head_dim): they are
+allocated as views of one tensor, too, so that no copy has to join them.
 
     qkv ─ unbound ─▶ q, k, v ─ attention ─▶ …        beside(q, k, v) ─▶ dq, dk, dv ─ unbound's backward ─▶ dqkv
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def beside(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-    """Uninitialised tensors like q, k and v: parts of a new tensor if these are of one, or k and v are."""
+    """Return uninitialised tensors like q, k and v; views of one new tensor where all three, or k and v, are views."""
     if whole_of((q, k, v)) is not None:
         return _parts(q, 3)
     keys = (torch.empty_like(k), torch.empty_like(v)) if whole_of((k, v)) is None else _parts(k, 2)
@@ -29,7 +29,7 @@ def _parts(like: Tensor, count: int) -> tuple[Tensor, ...]:
 
 
 def unbound(x: Tensor, dim: int) -> tuple[Tensor, ...]:
-    """x.unbind(dim), whose backward takes gradients as they are where they are parts of one tensor."""
+    """Return x.unbind(dim); its backward copies nothing if the gradients are views of one tensor."""
     plain = torch.compiler.is_compiling() or not (torch.is_grad_enabled() and x.requires_grad)
     return x.unbind(dim) if plain or torch._C._len_torch_dispatch_stack() else _Unbound.apply(x, dim)
 
@@ -47,11 +47,11 @@ class _Unbound(torch.autograd.Function):
 
 
 def whole_of(parts: Sequence[Tensor]) -> Tensor | None:
-    """The contiguous (…, parts, heads, head_dim) whose parts these (…, heads, head_dim) are, None if there is none."""
+    """Return the contiguous (…, parts, heads, head_dim) that `parts` (…, heads, head_dim) are views of, or None."""
     first = parts[0]
     *rows, heads, dim = first.shape
     step = heads * dim * first.itemsize
-    if parts[-1].data_ptr() != first.data_ptr() + (len(parts) - 1) * step:  # at once: every backward call passes here
+    if parts[-1].data_ptr() != first.data_ptr() + (len(parts) - 1) * step:  # first: every backward call runs this
         return None
     if any(x.shape != first.shape or x.data_ptr() != first.data_ptr() + i * step for i, x in enumerate(parts)):
         return None

@@ -1,4 +1,4 @@
-"""`attention_backward`: gradients from a forward's results."""
+"""`attention_backward`: gradients of q, k and v from the results of a forward call."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def attention_backward(
     scale: float | None = None,
     backend: str | Backend = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv of `attention`, or with `seq` of `attention_varlen`, for frameworks with an autograd of their own.
+    """Return dq, dk and dv of `attention` (of `attention_varlen` with `seq`), for frameworks with their own autograd.
 
-    out and lse are the forward's, dout is the gradient of out and has its shape and dtype. Where they are of more keys
-    than k has, merged by their LSE, the gradients are the share of these keys. Where torch's autograd is at work
-    nothing needs to call this. Raises AttentionError listing every broken rule.
+    out and lse are the results of the forward; dout is the gradient of out and has its shape and dtype. out and lse may
+    also cover more keys than k holds (results merged by LSE): the gradients are then the part that these keys
+    contribute. torch's autograd does not need this function. Raises AttentionError listing every broken rule.
     """
     if seq is not None and not isinstance(seq, Ragged):
         raise AttentionError(f"seq is a {type(seq).__name__}; seq must be None or a warpattn Ragged(cu_q)")

@@ -67,7 +67,7 @@ def attention_paged(
     With `seq` = Ragged(cu_q) sequences may have different numbers of newest positions, laid end to end: q (total_q, Hq,
     D), any mix of prompts, parts of prompts and single new tokens, as a step of an engine has. The host reads no
     lengths: sequences of few queries go to the decode kernel and others to the prefill kernel on the device, in a fixed
-    number of launches. `seq.max_q`, the most queries of a sequence, saves the launches that it rules out. On a card
+    number of launches. With `seq.max_q`, the most queries of a sequence, unneeded launches are left out. On a card
     cu_q may end before total_q: rows after it are padding and are not written.
 
     Returns out (B, Sq, Hq, Dv) in the dtype of q; with return_lse also lse (B, Hq, Sq). With `seq` these are (total_q,

@@ -1,4 +1,4 @@
-"""`attention` of dense batches, and what every call of attention begins with."""
+"""`attention` of dense batches, and `attend_call`, through which the other functions of the API go, too."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def attention(
 
 
 def attend_call(call: Call, backend: str | Backend) -> Tensor | tuple[Tensor, Tensor]:
-    """The result of a call: of several ranks, of a compiled graph, with gradients, or the ordinary one."""
+    """Return the result of a call, by the path for DTensors, for torch.compile, for gradients, or the ordinary one."""
     if type(call.q) is not Tensor and _is_distributed(call):
         from warpattn.distributed import tensors  # imports torch.distributed
 
@@ -68,7 +68,7 @@ def _is_distributed(call: Call) -> bool:
 
 
 def placed(call: Call, backend: str | Backend) -> Call:
-    """The call, which is the caller's own, with its backend."""
+    """Set the backend of a call, which the caller has just made, and return the call."""
     if isinstance(backend, Backend):
         call.backend, call.deterministic = backend.name, backend.deterministic
     else:

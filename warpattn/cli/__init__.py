@@ -1,1 +1,1 @@
-"""The command line (extra `cli`): one module per subcommand, `spelling` for how options are written."""
+"""The command line (extra `cli`): one module per subcommand; `spelling` parses options."""

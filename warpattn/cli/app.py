@@ -1,4 +1,4 @@
-"""The commands of `python -m warpattn`, and how their errors end: one sentence, exit status 1."""
+"""The commands of `python -m warpattn`; their errors print one sentence and exit with status 1."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from warpattn.errors import AttentionError
 
 
 class OneSentenceErrors(TyperGroup):
-    """A group that prints what the user got wrong instead of a traceback; bugs keep theirs."""
+    """A group that prints users' mistakes in one sentence; bugs keep their traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the subcommand."""

@@ -1,4 +1,4 @@
-"""`bench`: the benchmarks, which live beside the package in the repository (bench/), not in the wheel."""
+"""`bench`: runs the benchmarks, which are in the repository (bench/), not in the wheel."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def bench(
     arguments = [part for name, value in texts.items() if value for part in (name, str(value))]
     arguments += [*(name for name, given in flags.items() if given), *ctx.args]
     module = "bench.backward" if backward else "bench.eight_bit" if kv_dtype else "bench.run"
-    # In a process of its own: what it times must not share an interpreter with this command line's imports.
+    # In a new process, so that timed code does not share an interpreter with this command line's imports.
     done = subprocess.run([sys.executable, "-m", module, *arguments], cwd=REPOSITORY, check=False)
     raise typer.Exit(done.returncode)

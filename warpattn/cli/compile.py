@@ -1,4 +1,4 @@
-"""`compile`: what a problem's kernels become on the machine: registers, spills, memory, instructions. Needs no GPU."""
+"""`compile`: shows a problem's compiled kernels: registers, spills, memory, instructions. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from warpattn.runtime.plan import plan
 from warpattn.runtime.training.plan import plan_backward
 from warpattn.sequences import Dense
 
-# What an attention kernel is made of; the rest is counted as one line.
+# Instructions that matter in an attention kernel; others are counted in one line.
 NOTABLE = {
     "HGMMA": "matrix products (wgmma)",
     "QGMMA": "matrix products of 8 bits (wgmma)",
@@ -60,7 +60,7 @@ def compile_command(
     """Compile a problem's kernels and print what they occupy and are made of."""
     request = Request(shape, mask, score, dtype, backward, kv_dtype)
     checked = request.checked(arch)
-    from warpattn.runtime.compiler import compiled  # imports Triton, which the other commands do without
+    from warpattn.runtime.compiler import compiled  # imports Triton, which other commands do not need
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     chosen = (plan_backward if backward else plan)(checked.problem, arch=arch)
@@ -77,7 +77,7 @@ def compile_command(
 
 
 def untouched(checked: CheckedCall) -> Operands:
-    """Tensors of a dense problem's shapes, whose memory is never used."""
+    """Make tensors of a dense problem's shapes; their memory is never used."""
     p = checked.problem
     shapes = ((p.seq_q, p.heads_q, p.dim_qk), (p.seq_k, p.heads_kv, p.dim_qk), (p.seq_k, p.heads_kv, p.dim_v),
               (p.seq_q, p.heads_q, p.dim_v))  # fmt: skip
@@ -92,12 +92,12 @@ def untouched(checked: CheckedCall) -> Operands:
 
 
 def scales(checked: CheckedCall) -> Dense:
-    """Scales of a dense problem's tensors, where it has some."""
+    """Make the scales of a dense problem's tensors, if it has some."""
     return Dense(*(None if per is None else torch.ones(()) for per in checked.problem.scales))
 
 
 def code_rows(kernel: Any, name: str, arch: str, opcodes: bool) -> list[tuple[str, str]]:
-    """Lines about machine code; AttentionError where it cannot be read: temporary files have no place, say."""
+    """Describe machine code; raises AttentionError if it cannot be read, such as without space for temporary files."""
     try:
         return amd_rows(kernel, opcodes) if arch.startswith("gfx") else nvidia_rows(kernel, opcodes)
     except (OSError, ValueError) as error:
@@ -105,7 +105,7 @@ def code_rows(kernel: Any, name: str, arch: str, opcodes: bool) -> list[tuple[st
 
 
 def nvidia_rows(kernel: Any, opcodes: bool) -> list[tuple[str, str]]:
-    """Lines about a cubin."""
+    """Describe a cubin."""
     cubin = kernel.asm["cubin"]
     found, counts = sass.resources(cubin), sass.opcode_counts(cubin, modifiers=opcodes)
     rows = [
@@ -124,14 +124,14 @@ def nvidia_rows(kernel: Any, opcodes: bool) -> list[tuple[str, str]]:
 
 
 def amd_rows(kernel: Any, opcodes: bool) -> list[tuple[str, str]]:
-    """Lines about a code object, and whether its copies and stores to LDS are in order."""
+    """Describe a code object, and say whether its copies and stores to LDS are in order."""
     text = kernel.asm["amdgcn"]
     checked_copies = ("copies and stores to LDS, checked", verdict(gcn.check_copies(text)))
     return [*gcn.rows(text, kernel.metadata.shared, opcodes), checked_copies]
 
 
 def verdict(check: gcn.Check) -> str:
-    """What the static check says."""
+    """Put the result of the static check into words."""
     if check.findings:
         return "; ".join(str(finding) for finding in check.findings)
     return "in order on every path" if check.proven else "nothing found, not every path explored"

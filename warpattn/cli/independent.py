@@ -1,8 +1,8 @@
-"""Attention by torch's own functions in fp64, which shares no code with the reference: what `run` compares that with.
+"""Attention by torch's own functions in fp64, without the reference's code; `run` compares the reference with it.
 
     per sequence, a block of rows at a time:  q kᵀ · scale ─▶ score.apply ─▶ mask.keep ─▶ logsumexp, softmax ─▶ · v
 
-Mask and score are called with tensors of indices, so their traced programs take no part either.
+Mask and score are called with tensors of indices, so their traced programs are not used either.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ELEMENTS = 2**24  # of a score matrix at a time: 128 MiB in fp64
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score: Score | None) -> tuple[Tensor, Tensor]:
-    """out (B, Sq, Hq, Dv) and lse (B, Hq, Sq) in fp64 of q (B, Sq, Hq, D), k and v (B, Sk, Hkv, D | Dv), all checked.
+    """Compute out (B, Sq, Hq, Dv), lse (B, Hq, Sq) in fp64 from checked q (B, Sq, Hq, D), k, v (B, Sk, Hkv, D | Dv).
 
     Rows that see no key are 0, their lse is -inf.
     """
@@ -39,7 +39,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score: Score | None) 
 def _rows(
     q: Tensor, kv: tuple[Tensor, Tensor], at: tuple[int, int, Lengths], mask: Mask, score: Score | None
 ) -> tuple[Tensor, Tensor]:
-    """The rows q (H, rows, D) of sequence b from row `first` on: out (H, rows, Dv), lse (H, rows)."""
+    """Attend rows q (H, rows, D) of sequence b from row `first` on: out (H, rows, Dv), lse (H, rows)."""
     (keys, values), (b, first, lens) = kv, at
     heads, rows, dim = q.shape
     h = torch.arange(heads)[:, None, None]
@@ -49,7 +49,7 @@ def _rows(
     if score is not None:
         scores = score.apply(scores, b, h, positions, columns)
     keep = torch.as_tensor(mask.keep(b, h, positions, columns, lens)).expand_as(scores)
-    dark = ~keep.any(-1)  # rows that see nothing: their softmax has no gradient, either
+    dark = ~keep.any(-1)  # rows that see no key: their softmax has no gradient, either
     scores = scores.masked_fill(~keep, -torch.inf).masked_fill(dark[..., None], 0.0)
     weights = torch.softmax(scores, -1).masked_fill(dark[..., None], 0.0)
     return weights @ values, torch.logsumexp(scores, -1).masked_fill(dark, -torch.inf)

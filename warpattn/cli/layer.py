@@ -1,4 +1,4 @@
-"""`demo --simulate sm90`: the attention of one real layer, by the simulated kernel, on a machine without the card.
+"""`demo --simulate sm90`: runs one real layer's attention by the simulated kernel, without a card.
 
 all-MiniLM-L6-v2 in fp16 on the CPU ─ first layer: q, k, v, padding ─▶ simulated kernel | fp32 reference | sdpa
 """
@@ -22,7 +22,7 @@ LIMIT = 3e-3  # fp16 rounds values of this layer, which stay below 3, by at most
 
 
 class Layer(NamedTuple):
-    """What attention got in one layer: q, k, v [batch, seq, heads, 32] in fp16, mask, scale."""
+    """The arguments of one layer's attention: q, k, v [batch, seq, heads, 32] in fp16, mask, scale."""
 
     q: Tensor
     k: Tensor
@@ -52,7 +52,7 @@ def simulated_layer(folder: Path, sentences: list[str], arch: str) -> None:
 
 
 def first_layer(folder: Path, sentences: list[str]) -> Layer:
-    """The operands of the first layer's attention, with the model's real weights."""
+    """Return the operands of the first layer's attention, with the model's real weights."""
     from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, AutoTokenizer
     from transformers.utils import logging
 

@@ -1,4 +1,4 @@
-"""`plan`: which kernel a problem gets, with which configuration, and why. Needs no GPU."""
+"""`plan`: shows which kernel a problem gets, with which configuration, and why. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def plan_command(
 
 
 def print_plan(console: Console, problem: str, chosen: object) -> None:
-    """A problem and its plan, in lines of the console's width."""
+    """Print a problem and its plan, in lines of the console's width."""
     for line in (problem, *str(chosen).splitlines()):
         console.print(wrapped(line, console.width))
 
 
 def wrapped(line: str, width: int) -> str:
-    """A line in lines of at most `width` columns, broken between words, the further ones indented by two more."""
+    """Break a line between words into lines of at most `width` columns, all but the first indented by two more."""
     text = line.lstrip()
     indent = " " * (len(line) - len(text))
     return textwrap.fill(

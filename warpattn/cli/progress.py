@@ -1,4 +1,4 @@
-"""What a command shows on standard error while it works: nothing if that is no terminal, or with --no-progress."""
+"""Progress of a command on standard error: none if that is no terminal, or with --no-progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POLL_S = 0.5
 
 @contextmanager
 def working(what: str, done: Callable[[], float] | None = None) -> Iterator[None]:
-    """Show `what` and the time it has taken; with `done`, which returns the part done (0 .. 1), the time left, too."""
+    """Show `what` and the time passed; with `done`, which returns the part done (0 .. 1), also the time left."""
     console = Console(stderr=True)
     if not (shown.get() and console.is_terminal):
         yield

@@ -1,4 +1,4 @@
-"""The call that a command's options spell, checked by the rules that a call of the API is checked by."""
+"""Turns a command's options into a call, checked by the same rules as a call of the API."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Request:
         return f"{self.shape}, mask {self.mask}, score {self.score or 'none'}, {self.dtype}{stored}{tail}"
 
     def call(self, backend: str, return_lse: bool = False) -> Call:
-        """The call, with tensors that have a shape and no memory of their own."""
+        """Make the call, with tensors that have a shape but no memory."""
         size, kind = spelling.shape(self.shape), spelling.OPERANDS.get(self.dtype) or spelling.dtype(self.dtype)
         stored = spelling.stored(self.kv_dtype) or kind
         scales = Dense(*[torch.ones(())] * 3) if kind == stored and kind.itemsize == 1 else Dense()
@@ -40,7 +40,7 @@ class Request:
         return Call(q, k, v, scales, mask, score, return_lse=return_lse, backend=backend)
 
     def checked(self, arch: str) -> CheckedCall:
-        """The call as a card of `arch` would get it; AttentionError for what its kernels do not take."""
+        """Check the call as for a card of `arch`; raises AttentionError if its kernels do not take it."""
         spelling.operand(self.dtype)
         checked = validate(self.call(f"simulate:{spelling.arch(arch)}", return_lse=True), read_values=False)
         return replace(checked, backend=arch, problem=replace(checked.problem, device_type="cuda"))

@@ -1,4 +1,4 @@
-"""`run`: attention on tensors from a file, or on random ones, against another computation of the same."""
+"""`run`: runs attention on tensors from a file or on random ones, and compares it with another computation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from warpattn.sequences import Dense
 
 SHAPE = "2x256x8x64"
 ROUNDS = 5
-ENOUGH_S = 2.0  # of timing: a call that takes so long is timed once
+ENOUGH_S = 2.0  # of timing: a call that takes longer is timed once
 
 
 class Times(NamedTuple):
@@ -100,7 +100,7 @@ def run(
 
 
 def _refuse_idle(file: Path | None, of_random: dict[str, Any], dtypes: tuple[str | None, str]) -> None:
-    """AttentionError for options that would mean nothing: sizes of random tensors beside a file, a second format."""
+    """Raise AttentionError for options without effect: sizes of random tensors with a file, a second format."""
     given = [name for name, value in of_random.items() if value is not None]
     if file is not None and given:
         rule = "--shape and --seed are of random q, k and v: leave them out"
@@ -111,7 +111,7 @@ def _refuse_idle(file: Path | None, of_random: dict[str, Any], dtypes: tuple[str
 
 
 def _gradients(console: Console, call: Call) -> dict[str, Tensor]:
-    """The gradients of a random dout; prints what each is off by, and the time of a forward and backward."""
+    """Compute gradients for a random dout; print their errors, and the time of a forward and backward."""
     dout, operands = tensors.random_like_out(call.q, call.v, 0), (call.q, call.k, call.v)
 
     def step() -> kernels.Taken:
@@ -128,7 +128,7 @@ def _gradients(console: Console, call: Call) -> dict[str, Tensor]:
 
 
 def _error(found: Tensor, expected: Tensor) -> str:
-    """Largest and root-mean-square difference; -inf on both sides is no difference."""
+    """Describe the largest and root-mean-square difference; -inf on both sides is none."""
     found = found.to(expected.dtype)
     difference = torch.where(found == expected, 0.0, found - expected).abs()
     rms, size = difference.square().mean().sqrt(), expected[expected.isfinite()].square().mean().sqrt()
@@ -136,7 +136,7 @@ def _error(found: Tensor, expected: Tensor) -> str:
 
 
 def timed(call: Callable[[], object], device: torch.device) -> Times:
-    """Wall times of `call`, the GPU's work included, until there are enough."""
+    """Time `call`, the GPU's work included, until there are enough times."""
     times: list[float] = []
     while len(times) < ROUNDS and sum(times) < ENOUGH_S:
         if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""`simulate SCRIPT.py`: a program whose Triton and Gluon kernels run in the simulator."""
+"""`simulate SCRIPT.py`: runs a program whose Triton and Gluon kernels run in the simulator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def simulate_script(
     """
     (path, *arguments), (timeline, report) = (Path(program[0]), *program[1:]), files
     if not is_file(path):
-        if program[0].startswith("-"):  # what no option is called is taken for the script
+        if program[0].startswith("-"):  # an unknown option would be taken for the script
             rule = "`python -m warpattn simulate --help` lists them; options of a script follow its name"
             raise AttentionError(f"simulate has no option {program[0]!r}; {rule}")
         raise AttentionError(f"script is {str(path)!r}; there is no such file")
@@ -54,7 +54,7 @@ def simulate_script(
 
 
 def check_syntax(path: Path) -> None:
-    """AttentionError if a file is no program in Python. What a program raises itself keeps its traceback."""
+    """Raise AttentionError if a file is no Python program. Errors of the program itself keep their traceback."""
     try:
         compile(path.read_bytes(), str(path), "exec")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:  # null bytes; nested too deep
@@ -67,7 +67,7 @@ def check_syntax(path: Path) -> None:
 
 @contextmanager
 def as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """`sys.argv` and `sys.path` as Python sets them for a program."""
+    """Set `sys.argv` and `sys.path` as Python does for a program."""
     argv, paths = sys.argv, sys.path
     sys.argv, sys.path = [str(path), *arguments], [str(path.resolve().parent), *paths]
     try:
@@ -77,7 +77,7 @@ def as_main(path: Path, arguments: Sequence[str]) -> Iterator[None]:
 
 
 def write_longest(runs: Runs, path: Path, console: Console) -> None:
-    """The timeline of the launch that takes the most cycles."""
+    """Write the timeline of the launch that takes the most cycles."""
     timed = [(report.timing.cycles, launch, report) for launch in runs.launched
              for report in launch.reports if report.timing is not None]  # fmt: skip
     if not timed:

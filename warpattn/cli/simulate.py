@@ -1,4 +1,4 @@
-"""`simulate`: the kernel of a problem, run on the CPU by the simulator: findings, values, timeline. Needs no GPU."""
+"""`simulate`: runs a problem's kernel in the simulator: findings, values, timeline. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def simulate_command(
         console = Console(highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(simulate_script(program, arch, names_and_seeds, (timeline, report), console))
     request = Request(shape, mask, score, dtype, backward, kv_dtype)
-    request.checked(arch)  # refuses before any memory is filled
+    request.checked(arch)  # raises before any memory is filled
     kind, size = spelling.operand(dtype), spelling.shape(shape)
     sequence, (q, k, v) = Dense(), tensors.random(size, spelling.seed(seed), None if kind in EIGHT_BIT else kind)
     stored = spelling.stored(kv_dtype)
@@ -103,7 +103,7 @@ def _write(found: Report, timeline: Path | None, report: Path | None, console: C
 
 
 class Result(NamedTuple):
-    """A tensor that kernels wrote: its largest difference from what it should be, over all runs, and the limit."""
+    """A tensor that kernels wrote: its largest difference from the expected one over all runs, and the limit."""
 
     name: str
     difference: float
@@ -117,7 +117,7 @@ class Sweep(NamedTuple):
     timed: bool
 
     def options(self, order: Order, first: bool) -> Any:
-        """How to simulate one of them; a picture is of one program that has every tile."""
+        """Return the options of one run; a timeline is of one program that has every tile."""
         from warpattn.runtime import simulate  # imports NumPy and Triton
 
         timed = self.timed and first
@@ -125,7 +125,7 @@ class Sweep(NamedTuple):
 
 
 def _orders(schedules: str, seeds: int, first: int) -> tuple[tuple[str, ...], range]:
-    """The schedules that the options name, and the seeds of the random one."""
+    """Return the schedules that the options name, and the seeds of the random one."""
     names = SCHEDULES if schedules == "all" else tuple(schedules.split(","))
     for name in names:
         if name not in SCHEDULES:
@@ -137,13 +137,13 @@ def _orders(schedules: str, seeds: int, first: int) -> tuple[tuple[str, ...], ra
 
 
 def _spelled(names: tuple[str, ...], seeds: range) -> str:
-    """The runs, as the line below the head says them."""
+    """Put the runs into words, for the line below the head."""
     drawn = f"random (seeds {seeds[0]} to {seeds[-1]})" if len(seeds) > 1 else f"random (seed {seeds[0]})"
     return f"schedule{'s' * (len(names) > 1)} " + ", ".join(drawn if name == "random" else name for name in names)
 
 
 def _forward(call: Call, swept: Sweep) -> tuple[Report, list[Result]]:
-    """The report of a forward, out and lse."""
+    """Simulate a forward; return the report, and the results for out and lse."""
     from warpattn.runtime import simulate  # imports NumPy and Triton
 
     q, k, v = call.q, call.k, call.v
@@ -167,13 +167,13 @@ def _forward(call: Call, swept: Sweep) -> tuple[Report, list[Result]]:
         return (len(found) + finished(out, weights)) / len(swept.orders)
 
     report = _watched(f"compiling and simulating the {_arch(call)} kernel", done, swept, single)
-    # Of rounding P and the output, half of it each.
+    # From rounding P and the output, half of it each.
     limit = torch.finfo(q.dtype).eps * float(dequantized(v, call.sequence.v_scale).float().abs().max())
     return report, _worst(("out", "lse"), found, (limit, LSE_LIMIT))
 
 
 def _backward(call: Call, swept: Sweep) -> tuple[Report, list[Result]]:
-    """The report of a backward, dq, dk and dv of a random dout."""
+    """Simulate a backward for a random dout; return the report, and the results for dq, dk and dv."""
     dout = tensors.random_like_out(call.q, call.v, swept.orders[0].seed)
     with working("computing the reference"):
         expected = kernels.truth(call, dout)
@@ -188,19 +188,19 @@ def _backward(call: Call, swept: Sweep) -> tuple[Report, list[Result]]:
         return len(found) / len(swept.orders)
 
     report = _watched(f"compiling and simulating the {_arch(call)} backward", done, swept, single)
-    # Of rounding out, P, dS and the gradient, each by half an eps of its largest value at most.
+    # From rounding out, P, dS and the gradient, each by at most half an eps of its largest value.
     limits = tuple(2 * torch.finfo(call.q.dtype).eps * float(x.abs().max()) for x in expected)
     return report, _worst(kernels.NAMES, found, limits)
 
 
 def _watched(what: str, done: Callable[[], float], swept: Sweep, single: Callable[[Order, bool], Report]) -> Report:
-    """The report of all runs, with one line of progress for them together."""
+    """Do all runs with one line of progress; return their report."""
     with silent(), working(what, done):
         return sweep(swept.orders, single)
 
 
 def _worst(names: Sequence[str], found: Sequence[tuple[float, ...]], limits: Sequence[float]) -> list[Result]:
-    """Of every tensor the largest difference of all runs."""
+    """Return the largest difference of all runs for each tensor."""
     return [Result(name, max(run[i] for run in found), limits[i]) for i, name in enumerate(names)]
 
 
@@ -209,7 +209,7 @@ def _arch(call: Call) -> str:
 
 
 def keys_of_rows(checked: CheckedCall) -> Tensor:
-    """How many keys the mask's interval has for each row (at least 1), which is about what a row costs."""
+    """Return the keys in the mask's interval for each row (at least 1), about proportional to its cost."""
     p = checked.problem
     rows = torch.arange(p.seq_q) + (p.seq_k - p.seq_q)
     at = {"b": 0, "h": 0, "len_q": p.seq_q, "len_k": p.seq_k, "q_lo": rows, "q_hi": rows}
@@ -218,13 +218,13 @@ def keys_of_rows(checked: CheckedCall) -> Tensor:
 
 
 def finished(out: Tensor, weights: Tensor) -> float:
-    """The part of the rows of `out` (B, Sq, Hq, Dv) that are no longer NaN, weighted."""
+    """Return the weighted part of the rows of `out` (B, Sq, Hq, Dv) that are no longer NaN."""
     written = ~out[..., 0].isnan()
     return float((written * weights[:, None]).sum() / (weights.sum() * written.shape[0] * written.shape[2]))
 
 
 def _check_written(option: str, path: Path | None, suffixes: tuple[str, str]) -> None:
-    """Before minutes of work: the file's type, and the folder it goes to."""
+    """Check a file's type and folder, before minutes of work."""
     if path is not None:
         if path.suffix not in suffixes:
             raise AttentionError(f"{option} is {str(path)!r}; write a name that ends with {' or '.join(suffixes)}")
@@ -236,7 +236,7 @@ def _size(tensor: Tensor) -> str:
 
 
 def findings_table(findings: list) -> Table:
-    """One row per finding: kind, how often, roles and lines, what it says, the run that repeats it."""
+    """Make a table with a row per finding: kind, count, roles and lines, text, the run that repeats it."""
     table = Table(show_lines=True)
     for name in ("kind", "times", "where", "finding", "first in"):
         table.add_column(name, overflow="fold")
@@ -248,13 +248,13 @@ def findings_table(findings: list) -> Table:
 
 
 def largest_difference(found: Tensor, expected: Tensor) -> float:
-    """Between two tensors of a shape; infinite where one is NaN. Equal infinities agree."""
+    """The largest difference between two tensors; infinite if one has NaN. Equal infinities agree."""
     found, expected = found.float(), expected.float()
     return float(torch.where(found == expected, 0.0, (found - expected).abs()).nan_to_num(nan=torch.inf).max())
 
 
 def agree(console: Console, result: Result) -> bool:
-    """Print the largest difference from the reference; whether it is within the limit."""
+    """Print the largest difference from the reference; return whether it is within the limit."""
     right = result.difference <= result.limit
     at_most = f"at most {result.limit:.0e} expected{'' if right else ': WRONG'}"
     console.print(f"{result.name}  largest difference {result.difference:.2e}, {at_most}")

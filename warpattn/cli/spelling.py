@@ -1,4 +1,4 @@
-"""How problems are written on the command line: shapes, masks, scores, dtypes.
+"""Parses problems as written on the command line: shapes, masks, scores, dtypes.
 
 --shape 2x1024x16x128         batch x sequence x heads x head_dim
 --shape 1x1/4096x64/8x128     queries/keys, query heads/key heads, and head_dim/value head_dim where they differ
@@ -34,7 +34,7 @@ DTYPES = {
 SHAPE_HELP = (
     "batch x sequence x heads x head_dim, e.g. 2x1024x16x128, or with queries/keys, heads/kv heads: 2x1/4096x16/2x128"
 )
-MASK = "causal"  # unless another is given
+MASK = "causal"  # the default
 SEED_HELP = "Seed of the random tensors, 0 .. 2**63 - 1"
 MAX_SEED = 2**63 - 1
 MAX_ELEMENTS = 2**60  # of a tensor; its bytes must stay below 2**63
@@ -75,7 +75,7 @@ class Shape:
     dim_v: int
 
     def __str__(self) -> str:
-        """As --shape takes it, with every size."""
+        """The shape as --shape takes it, with every size."""
         return f"{self.batch}x{self.seq_q}/{self.seq_k}x{self.heads_q}/{self.heads_kv}x{self.dim_qk}/{self.dim_v}"
 
     @property
@@ -86,7 +86,7 @@ class Shape:
 
 
 def shape(text: str) -> Shape:
-    """The shape that `text` spells; AttentionError when it spells none, or one that no tensor can have."""
+    """Parse a shape; raises AttentionError if `text` is none, or one that no tensor can have."""
     try:
         batch, sequence, heads, dim = text.lower().split("x")
         found = Shape(int(batch), *_pair(sequence), *_pair(heads), *_pair(dim))
@@ -102,14 +102,14 @@ def shape(text: str) -> Shape:
 
 
 def seed(number: int) -> int:
-    """The seed, if a generator takes it."""
+    """Return the seed; raises AttentionError if no generator takes it."""
     if not 0 <= number <= MAX_SEED:
         raise AttentionError(f"seed is {number}; it must be 0 .. {MAX_SEED}")
     return number
 
 
 def mask(text: str) -> Mask:
-    """The mask that `text` spells."""
+    """Parse a mask."""
     kinds: dict[str, Callable[[str], Mask]] = {
         "full": _plain(Full),
         "causal": _plain(Causal),
@@ -121,12 +121,12 @@ def mask(text: str) -> Mask:
 
 
 def default_note(text: str) -> str:
-    """What to add where a mask is shown, so that the default is not taken for no mask."""
+    """Return a note to show with a mask, so that the default is not taken for no mask."""
     return " (causal is the default; --mask full for none)" if text == MASK else ""
 
 
 def score(text: str, heads: int) -> Score | None:
-    """The score that `text` spells for `heads` query heads; None for nothing."""
+    """Parse a score for `heads` query heads; None for an empty text."""
     kinds: dict[str, Callable[[str], Score]] = {
         "softcap": _of_number(SoftCap, float),
         "alibi": _plain(lambda: ALiBi(heads)),
@@ -135,40 +135,40 @@ def score(text: str, heads: int) -> Score | None:
 
 
 def dtype(text: str) -> torch.dtype:
-    """The dtype that `text` spells."""
+    """Parse a dtype."""
     if text not in DTYPES:
         raise AttentionError(f"dtype is {text!r}; write {DTYPE_HELP}")
     return DTYPES[text]
 
 
 def operand(text: str) -> torch.dtype:
-    """The dtype of operands that `text` spells and kernels take."""
+    """Parse a dtype of operands that kernels take."""
     if text not in OPERANDS:
         raise AttentionError(f"dtype is {text!r}; kernels take {OPERAND_HELP}")
     return OPERANDS[text]
 
 
 def stored(text: str) -> torch.dtype | None:
-    """The dtype of keys and values that `text` spells; None for nothing: that of the queries."""
+    """Parse a dtype of keys and values; None for an empty text: that of the queries."""
     if text and text not in STORED:
         raise AttentionError(f"kv-dtype is {text!r}; write {STORED_HELP}")
     return STORED[text] if text else None
 
 
 def scales(text: str) -> str | int | None:
-    """What `text` says that scales of a cache belong to, see `SCALES_HELP`."""
+    """Parse the granularity of a cache's scales, see `SCALES_HELP`."""
     if text not in SCALES:
         raise AttentionError(f"kv-scales is {text!r}; write {SCALES_HELP}")
     return SCALES[text]
 
 
 def arch(text: str) -> str:
-    """The architecture that `text` names."""
+    """Parse the name of an architecture."""
     return known(text)
 
 
 def device(text: str) -> torch.device:
-    """The device that `text` names; "auto" is a Hopper GPU where there is one, else the CPU."""
+    """Parse a device; "auto" is a Hopper GPU if there is one, else the CPU."""
     if text == "auto":
         hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
         return torch.device("cuda" if hopper else "cpu")
@@ -190,7 +190,7 @@ def _pair(text: str) -> tuple[int, int]:
 
 
 def _plain(make: Callable[[], T]) -> Callable[[str], T]:
-    """A kind that takes no value: anything after a colon is refused."""
+    """Make a parser for a name without a value: anything after a colon is refused."""
 
     def build(value: str) -> T:
         if value:

@@ -1,4 +1,4 @@
-"""q, k, v from files or from a seed, and results to files (.safetensors or .npz)."""
+"""Reads q, k, v from files or draws them, and writes results to files (.safetensors or .npz)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from warpattn.sequences import Dense
 
 FORMATS = (".safetensors", ".npz")
 NAMES = ("q", "k", "v")
-FOUR_BITS = getattr(torch, "float4_e2m1fn_x2", None)  # which torch converts to nothing else
+FOUR_BITS = getattr(torch, "float4_e2m1fn_x2", None)  # torch cannot convert it
 
 
 def load(path: Path) -> tuple[Tensor, Tensor, Tensor]:
-    """The tensors named q, k and v of a .safetensors or .npz file, on the CPU."""
+    """Load the tensors q, k and v of a .safetensors or .npz file, on the CPU."""
     found = read(path, NAMES)
     for name, x in found.items():
         if x.is_complex() or x.dtype == FOUR_BITS:
@@ -36,7 +36,7 @@ def load(path: Path) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def read(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
-    """The tensors of these names in a .safetensors or .npz file, on the CPU; AttentionError if it cannot be read."""
+    """Load the named tensors of a .safetensors or .npz file, on the CPU; raises AttentionError if that fails."""
     check_format(path)
     if not is_file(path):
         raise AttentionError(f"{path} is not a file; give a .safetensors or .npz file that holds q, k and v")
@@ -49,19 +49,19 @@ def read(path: Path, names: Iterable[str]) -> dict[str, Tensor]:
 
 
 def _read_npz(path: Path, names: tuple[str, ...]) -> dict[str, Tensor]:
-    """Arrays of numbers in this machine's byte order; pickled objects are never loaded."""
+    """Load arrays of numbers in this machine's byte order; never loads pickled objects."""
     try:
         with zipfile.ZipFile(path):
-            pass  # np.load takes other formats, too, and returns something else for them
+            pass  # np.load returns something else for other formats
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in names if name in file.files}
-    except Exception as error:  # zipfile, its decompressors and NumPy's parser have a dozen, by what is wrong
+    except Exception as error:  # zipfile, decompressors and NumPy's parser raise many kinds
         raise AttentionError(f"{path} cannot be read as .npz; {_first_line(error)}") from None
     return {name: _tensor(f"{path}: {name}", array) for name, array in arrays.items()}
 
 
 def _tensor(what: str, array: Any) -> Tensor:
-    """A tensor that shares the array's memory."""
+    """Make a tensor that shares the array's memory."""
     rule = "it must be numbers that torch has, in this machine's byte order"
     if not isinstance(array, np.ndarray):
         raise AttentionError(f"{what} is no array; {rule}")
@@ -75,15 +75,15 @@ def _read_safetensors(path: Path, names: tuple[str, ...]) -> dict[str, Tensor]:
     safetensors = _safetensors()
     try:
         found = safetensors.load_file(path)
-    except Exception as error:  # its own exception class, OSError, ValueError or KeyError, by what is wrong
+    except Exception as error:  # its own class, OSError, ValueError or KeyError
         raise AttentionError(f"{path} cannot be read as .safetensors; {_first_line(error)}") from None
     return {name: found[name] for name in names if name in found}
 
 
 def random(shape: Shape, seed: int, dtype: torch.dtype | None = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
-    """Normally distributed q, k, v of a shape on the CPU, drawn in fp32: the same numbers for every dtype.
+    """Draw normally distributed q, k, v of a shape on the CPU, in fp32: the same numbers for every dtype.
 
-    With head dims of latent attention, v is a view of k, as its kernels need it.
+    With head dims of latent attention, v is a view of k, as its kernels require.
     """
     require_memory(shape)
     generator = torch.Generator().manual_seed(seed)
@@ -92,19 +92,19 @@ def random(shape: Shape, seed: int, dtype: torch.dtype | None = torch.float32) -
 
 
 def in_eight_bits(wide: Iterable[Tensor], dtype: torch.dtype) -> tuple[Dense, tuple[Tensor, ...]]:
-    """q, k and v in 8 bits: their scales as a `Dense`, and their values."""
+    """Quantise q, k and v to 8 bits; return their scales as a `Dense`, and their values."""
     q, k, v = (quantize(x, dtype) for x in wide)
     return Dense(k.scale, v.scale, q.scale), (q.values, k.values, v.values)
 
 
 def random_like_out(q: Tensor, v: Tensor, seed: int) -> Tensor:
-    """A normally distributed gradient of the output of q and v, in their dtype and on their device."""
+    """Draw a normally distributed gradient of the output of q and v, in q's dtype and on its device."""
     generator = torch.Generator().manual_seed(seed + 1)
     return torch.randn((*q.shape[:-1], v.shape[-1]), generator=generator).to(q.device, q.dtype)
 
 
 def require_memory(shape: Shape) -> None:
-    """AttentionError if q, k, v and out in fp32 need more than the machine's memory."""
+    """Raise AttentionError if q, k, v and out in fp32 need more than the machine's memory."""
     needed = 4 * sum(torch.Size(sizes).numel() for sizes in shape.tensors)
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > there:
@@ -127,7 +127,7 @@ def save(path: Path, tensors: dict[str, Tensor]) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """AttentionError instead of what the system says when `path` cannot be written; a new file leaves again."""
+    """Raise AttentionError instead of OSError if `path` cannot be written; a new file is removed again."""
     new = False
     try:
         new = not path.exists()
@@ -140,7 +140,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; there is none under a name that is too long."""
+    """Whether there is such a file; False for a name that is too long."""
     try:
         return path.is_file()
     except OSError:
@@ -148,7 +148,7 @@ def is_file(path: Path) -> bool:
 
 
 def check_format(path: Path) -> str:
-    """The suffix of `path` when it is one of the two formats; AttentionError if the package for it is missing, too."""
+    """Return the suffix of `path`; raises AttentionError if it is no known format, or its package is missing."""
     if path.suffix not in FORMATS:
         raise AttentionError(f"{path} ends in {path.suffix!r}; it must end in .safetensors or .npz")
     if path.suffix == ".safetensors":
@@ -157,7 +157,7 @@ def check_format(path: Path) -> str:
 
 
 def check_writable(path: Path, source: Path | None = None) -> None:
-    """AttentionError, before any work, if `path` cannot be written or is `source`, which it would overwrite."""
+    """Raise AttentionError, before any work, if `path` cannot be written or would overwrite `source`."""
     with writing(path):
         there = path.exists()  # an OSError for a name that is too long
     if source is not None and there and is_file(source) and path.samefile(source):
@@ -175,7 +175,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _safetensors() -> Any:
-    """The module safetensors.torch; a sentence when the package is missing."""
+    """Import safetensors.torch; raises AttentionError if the package is missing."""
     try:
         import safetensors.torch
     except ImportError:

@@ -1,10 +1,10 @@
-"""Sequences longer than one card: context parallelism on torch.distributed.
+"""Context parallelism on torch.distributed, for sequences that do not fit one card.
 
     import warpattn.distributed as wad
     q, k, v = (wad.shard(x, 1) for x in (q, k, v))
     out = wad.ring_attention(q, k, v, mask=wa.Causal())
 
-The kernels, rules and meanings are those of `warpattn.attention`; this package cuts the problem and moves the parts.
+Kernels, rules and semantics are those of `warpattn.attention`; this package splits the problem and moves the parts.
 """
 
 from warpattn.distributed.context import mesh_attention, ring_attention, ulysses_attention

@@ -1,10 +1,10 @@
-"""Ranks compare the arguments of a call before the first message of a call like it.
+"""Lets ranks compare the arguments of a call before the first such call sends messages.
 
     described(call) ─ seen before ─▶ nothing
                     ─ new ─▶ all_gather_object ─▶ one AttentionError on every rank if two differ or one broke a rule
 
-A rank whose shapes differ would otherwise wait for a message that never has the right size. Calls with a description
-that all ranks have agreed on cost a lookup.
+A rank whose shapes differ would otherwise wait for ever for a message of the right size. A call with a description that
+all ranks have agreed on costs a lookup.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ agreed: WeakKeyDictionary[dist.ProcessGroup, set[Hashable]] = WeakKeyDictionary(
 
 
 def described(function: str, arguments: dict[str, Any]) -> Description:
-    """What the ranks of a call must have in common: tensors by what they are, masks and scores by their programs."""
+    """Describe what all ranks of a call must share: properties of tensors, programs of masks and scores."""
     return ("the function", function), *((name, _described(value)) for name, value in arguments.items())
 
 
@@ -64,7 +64,7 @@ def agree(groups: list[Ranks], call: Description, check: Callable[[], object]) -
 
 
 def _differences(told: list[tuple[int, dict[str, str], list[str]]]) -> Iterator[str]:
-    """One sentence for every argument of a rank that differs from that of the first."""
+    """Yield one sentence for every argument of a rank that differs from the first rank's."""
     first, theirs, _ = told[0]
     for rank, arguments, _ in told[1:]:
         for name, value in theirs.items():
@@ -73,8 +73,8 @@ def _differences(told: list[tuple[int, dict[str, str], list[str]]]) -> Iterator[
 
 
 def _broken(check: Callable[[], object]) -> tuple[tuple[str, ...], Exception | None]:
-    """The rules that a check of this rank's own arguments finds broken; or another error, of which the others hear, so
-    that they do not wait for this rank."""
+    """Return the rules that this rank's own arguments break, or another error, which other ranks are told, so that they
+    do not wait for this rank."""
     try:
         check()
     except AttentionError as error:

@@ -1,14 +1,13 @@
-"""What one rank computes with the keys of one other: a few ordinary attention calls.
+"""Splits a rank's work on the keys of one rank into a few ordinary attention calls.
 
     rank 1 of 4, zigzag, causal: queries 1 and 6        . hidden   # all visible   / the mask itself
 
     keys of rank 1 (1, 6)     of rank 0 (0, 7)      of rank 2 (2, 5)
        1  6                      0  7                  2  5
-    1  /  .                   1  #  .               1  .  .         a pair of chunks that is all hidden is skipped,
-    6  #  /                   6  #  .               6  #  #         pairs that are all visible join into one call
+    1  /  .                   1  #  .               1  .  .         a fully hidden pair of chunks is skipped,
+    6  #  /                   6  #  .               6  #  #         fully visible pairs join into one call
 
-A rank's own block under a causal mask is a causal call: its chunks ascend, so the order within the shard is that of
-the sequence.
+A rank's own block under a causal mask is a causal call: its chunks ascend, so the shard has the sequence's order.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from warpattn.masks import And, Causal, Full, Mask
 from warpattn.scores import Score, chained
 
 HIDDEN, PARTIAL, FULL = "hidden", "partial", "full"
-KEPT = 64  # problems of which the calls are remembered
+KEPT = 64  # problems whose calls are cached
 Outline = Any  # a mask's program, None, or a pair of outlines
 POSITIONAL = ("q", "k", "len_q", "len_k")
 
@@ -43,7 +42,7 @@ class Block(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """The problem that ranks share, apart from its tensors. head: this rank's first query head; None: it has all."""
+    """The problem that ranks share, without tensors. head: this rank's first query head; None: it has all heads."""
 
     mask: Mask
     score: Score | None
@@ -53,8 +52,8 @@ class Whole(NamedTuple):
 
 
 def blocks_of(whole: Whole, placement: Placement) -> Blocks:
-    """The calls of a problem, from memory after the first time. Those of masks and scores with tensors are kept as long
-    as the first of these lives, others with the mask's program, which masks of one meaning share."""
+    """Return the calls of a problem, cached. If mask or score have tensors, the cache lasts as long as the first of
+    these lives, else as long as the mask's program, which equal masks share."""
     given = [x for x in (whole.mask, whole.score) if x is not None]
     holder = next((x for x in given if x.program().tensors), whole.mask.program())
     kept: dict[Any, Blocks] = holder.__dict__.setdefault("_blocks", {})
@@ -76,7 +75,7 @@ class Blocks:
 
     @cached_property
     def steps(self) -> int:
-        """How many blocks, its own counted, pass each rank until all have what they see."""
+        """How many blocks, its own included, each rank needs until all have the keys that they see."""
         ranks = self.placement.ranks
         for step in reversed(range(1, ranks)):
             if any(self.is_needed(rank, (rank - step) % ranks) for rank in range(ranks)):
@@ -84,17 +83,17 @@ class Blocks:
         return 1
 
     def of(self, rank: int, source: int) -> list[Block]:
-        """The calls of `rank` with the keys of `source`; together they see every visible pair once."""
+        """Return the calls of `rank` with the keys of `source`; together they cover every visible pair once."""
         if (rank, source) not in self.made:
             self.made[rank, source] = self._of(rank, source)
         return self.made[rank, source]
 
     def rows(self, rank: int) -> list[slice]:
-        """The chunks of a rank's queries; every call is of neighbouring ones."""
+        """Return the chunks of a rank's queries; every call has neighbouring ones."""
         return [chunk.local for chunk in self.placement.chunks(rank, self.whole.lens.q)]
 
     def is_needed(self, rank: int, source: int) -> bool:
-        """Whether `rank` sees any key of `source`, as far as that is known without reading tensors."""
+        """Whether `rank` may see a key of `source`, judged without reading tensors."""
         mine, theirs = self._chunks(rank, source)
         return any(self._kind(a, b) != HIDDEN for a in mine for b in theirs)
 
@@ -106,12 +105,12 @@ class Blocks:
         return [*self._partial(queries, keys, kinds), *self._full(queries, keys, kinds)]
 
     def _chunks(self, rank: int, source: int) -> tuple[list[Chunk], list[Chunk]]:
-        """The chunks of queries of `rank` and of keys of `source`."""
+        """Return the chunks of queries of `rank` and of keys of `source`."""
         lens = self.whole.lens
         return self.placement.chunks(rank, lens.q), self.placement.chunks(source, lens.k)
 
     def _is_itself(self) -> bool:
-        """Whether mask and score serve a rank's own block as they are: it is the whole, or in its order."""
+        """Whether a rank's own block can use mask and score unchanged: it is the whole, or in its order."""
         mask, score, lens, head, _ = self.whole
         if self.placement.total == 1:
             return head is None or not (depends_on(mask, "h") or (score is not None and depends_on(score, "h")))
@@ -128,7 +127,7 @@ class Blocks:
 
     @cached_property
     def _score_is_placed(self) -> bool:
-        """Whether the score of a part depends on where it is in the whole."""
+        """Whether the score of a part depends on the part's place in the whole."""
         score, heads = self.score, () if self.whole.head is None else ("h",)
         return score is not None and depends_on(score, *POSITIONAL, *heads)
 
@@ -139,7 +138,7 @@ class Blocks:
         return visibility(self._outline, rows, keys, self.whole.lens) if mine.size and theirs.size else HIDDEN
 
     def _partial(self, queries: list[Chunk], keys: list[Chunk], kinds: list[list[str]]) -> Iterator[Block]:
-        """Pairs of chunks that need the mask, or all that are visible where the score depends on positions."""
+        """Yield pairs of chunks that need the mask; all visible ones if the score depends on positions."""
         alone = {PARTIAL, FULL} if self._score_is_placed else {PARTIAL}
         for mine, row in zip(queries, kinds, strict=True):
             for theirs, kind in zip(keys, row, strict=True):
@@ -147,7 +146,7 @@ class Blocks:
                     yield Block(mine.local, theirs.local, *self._placed(mine, theirs, kind))
 
     def _full(self, queries: list[Chunk], keys: list[Chunk], kinds: list[list[str]]) -> Iterator[Block]:
-        """Pairs of chunks that see all, joined where they are neighbours."""
+        """Yield fully visible pairs of chunks, neighbours joined."""
         if self._score_is_placed:
             return
         joined: dict[tuple[int, int], list[Chunk]] = {}
@@ -159,7 +158,7 @@ class Blocks:
                 yield Block(rows, slice(start, stop), Full(), self.score)
 
     def _placed(self, mine: Chunk, theirs: Chunk, kind: str) -> tuple[Mask, Score | None]:
-        """Mask and score as a pair of chunks sees them."""
+        """Return mask and score for a pair of chunks."""
         (mask, _, lens, head, device), score = self.whole, self.score
         query = mine.position + lens.k - lens.q
         places = Chunks.at(head or 0, query, theirs.position, lens, device)
@@ -169,17 +168,17 @@ class Blocks:
             return Full(), score
         distance = query - theirs.position
         if distance == theirs.size - mine.size and is_relative(mask):
-            return mask, score  # the part's own alignment to the bottom right
+            return mask, score  # the pair itself is aligned to the bottom right
         return PlacedMask.of(mask, Distance(distance) if is_relative(mask) else places), score
 
 
 def whole_of(chunks: list[Chunk]) -> slice:
-    """All of a shard."""
+    """Return the slice of a whole shard."""
     return slice(0, chunks[-1].local.stop)
 
 
 def neighbours(chunks: list[Chunk]) -> Iterator[slice]:
-    """The slices of a shard that chunks, ascending, make together."""
+    """Yield the slices of a shard that ascending chunks form."""
     start = stop = None
     for chunk in chunks:
         if start is not None and chunk.start != stop:
@@ -192,8 +191,8 @@ def neighbours(chunks: list[Chunk]) -> Iterator[slice]:
 
 
 def outline(mask: Mask) -> Outline:
-    """What of a mask is known without reading tensors and for every sequence and head: its program, None, or a pair of
-    which both must be visible."""
+    """Return what is known of a mask for all sequences and heads without reading tensors: its program, None, or a pair
+    of outlines that are joined by &."""
     if isinstance(mask, And):
         return outline(mask.left), outline(mask.right)
     program = mask.program()
@@ -202,7 +201,7 @@ def outline(mask: Mask) -> Outline:
 
 @lru_cache(1 << 14)
 def visibility(known: Outline, rows: range, keys: range, lens: Lengths) -> str:
-    """What queries at positions `rows` see of `keys`, neither of them empty; PARTIAL where that is not known."""
+    """Say what queries at positions `rows` see of `keys`, both not empty; PARTIAL if that is unknown."""
     if known is None:
         return PARTIAL
     if isinstance(known, tuple):

@@ -1,8 +1,8 @@
-"""Attention over sequences that several ranks share: what users call.
+"""Attention over sequences that several ranks share: the functions that users call.
 
     ring_attention       keys and values pass from rank to rank; any number of heads
-    ulysses_attention    heads are exchanged for rows, so that a rank has whole sequences; as many ranks as heads
-    mesh_attention       both: a ring whose every place is a group that shares the heads
+    ulysses_attention    heads are exchanged for rows, so that a rank has whole sequences; no more ranks than heads
+    mesh_attention       both: a ring of groups, each of which shares the heads
 
 Operands are this rank's parts as `shard` cuts them, (B, S / ranks, heads, D). Masks, scores and sinks are those of the
 whole sequence, the same on every rank, and see positions in it. Every function is a collective.
@@ -47,16 +47,16 @@ def ring_attention(
     return_lse: bool = False,
     backend: str | Backend = "auto",
 ) -> Result:
-    """`attention` over a sequence whose queries, keys and values are cut for the ranks of `group`.
+    """Compute `attention` over a sequence that is split over the ranks of `group`.
 
     q (B, Sq / ranks, Hq, D), k (B, Sk / ranks, Hkv, D), v (B, Sk / ranks, Hkv, Dv). group: None (all processes), a
     ProcessGroup, or a DeviceMesh of one dimension. placement: as `shard` was called; "zigzag" balances causal masks,
     "contiguous" suits windows, where only neighbours exchange keys. The rest is as in `warpattn.attention`.
 
     Returns this rank's part of the output, (B, Sq / ranks, Hq, Dv), with return_lse also lse (B, Hq, Sq / ranks).
-    Gradients of what every rank has whole (sinks, tensors that the score captured) are this rank's share: sum them over
-    the ranks, as data parallelism does with parameters. Raises AttentionError, on every rank, for arguments that break
-    a rule or differ between ranks; what goes wrong between them is torch's error.
+    Gradients of tensors that every rank has whole (sinks, tensors captured by the score) are this rank's share: sum
+    them over the ranks, as data parallelism does with parameters. Raises AttentionError, on every rank, for arguments
+    that break a rule or differ between ranks; failures of communication are torch's errors.
     """
     given = Given(q, k, v, mask, score, sinks, scale, return_lse, backend)
     return _attend(given, Over(ranks_of(group), None, placement))
@@ -76,9 +76,9 @@ def ulysses_attention(
     return_lse: bool = False,
     backend: str | Backend = "auto",
 ) -> Result:
-    """As `ring_attention`, by exchanging heads for rows (Jacobs et al., arXiv 2309.14509).
+    """Do the same as `ring_attention`, by exchanging heads for rows (Jacobs et al., arXiv 2309.14509).
 
-    The query heads must be a multiple of the ranks; key heads that several ranks read are sent to each of them.
+    The number of query heads must be a multiple of the ranks; key heads are sent to every rank that reads them.
     """
     given = Given(q, k, v, mask, score, sinks, scale, return_lse, backend)
     ranks = ranks_of(group)
@@ -99,7 +99,7 @@ def mesh_attention(
     return_lse: bool = False,
     backend: str | Backend = "auto",
 ) -> Result:
-    """As `ring_attention` on a DeviceMesh of two dimensions: the first is a ring, the second shares the heads.
+    """Do the same on a DeviceMesh of two dimensions: the first is a ring, the second shares the heads.
 
     Operands are cut by `shard(x, 1, mesh)`. Neighbours on the second dimension exchange every row, so it belongs on the
     fast links.
@@ -122,7 +122,7 @@ class Given(NamedTuple):
     backend: str | Backend
 
     def call(self, q: Tensor, k: Tensor, v: Tensor) -> Call:
-        """The call of these options on operands."""
+        """Make the call of these options on operands."""
         named = self.backend if isinstance(self.backend, Backend) else Backend(self.backend)
         return Call(q, k, v, Dense(), self.mask, self.score, self.sinks, self.scale, self.return_lse,
                     backend=named.name, deterministic=named.deterministic)  # fmt: skip
@@ -142,7 +142,7 @@ class Over(NamedTuple):
 
     @property
     def function(self) -> str:
-        """Which function was called."""
+        """The name of the function that was called."""
         return "mesh_attention" if self.is_mesh else "ring_attention" if self.heads is None else "ulysses_attention"
 
     @property
@@ -152,17 +152,17 @@ class Over(NamedTuple):
 
     @property
     def size(self) -> int:
-        """All ranks."""
+        """The number of all ranks."""
         return self.ring.size * (1 if self.heads is None else self.heads.size)
 
     @property
     def of_ring(self) -> Placement:
-        """How the ring's ranks hold the sequence."""
+        """The placement of the sequence on the ring's ranks."""
         return Placement("contiguous" if self.heads and not self.is_mesh else self.placement, self.ring.size)
 
     @property
     def of_heads(self) -> Placement:
-        """How the ranks that share heads hold the sequence, or the ring's part of it."""
+        """The placement of the sequence, or of the ring's part, on the ranks that share heads."""
         assert self.heads is not None
         return Placement("contiguous" if self.is_mesh else self.placement, self.heads.size)
 
@@ -177,7 +177,7 @@ def _attend(given: Given, over: Over) -> Result:
 
 
 def _around(given: Given, over: Over, head: int | None) -> tuple[Tensor, Tensor]:
-    """Out and LSE of the query heads from `head` on, by the ring, which may have one rank."""
+    """Compute out and LSE of query heads from `head` on by the ring, which may have one rank."""
     lens = Lengths(*(x.shape[1] * over.ring.size for x in (given.q, given.k)))
     whole = Whole(Full() if given.mask is None else given.mask, given.score, lens, head, given.q.device)
     options = given.call(given.q, given.k, given.v)
@@ -187,7 +187,7 @@ def _around(given: Given, over: Over, head: int | None) -> tuple[Tensor, Tensor]
 
 
 def _by_heads(given: Given, over: Over, ranks: Ranks) -> Result:
-    """The result by way of whole rows of some heads, or of a ring's part of them."""
+    """Compute the result by exchanging rows for heads, before and after attention."""
     copies = copies_of_key_heads(given.q.shape[2], given.k.shape[2], ranks.size)
     keys = (x if copies == 1 else x.repeat_interleave(copies, 2) for x in (given.k, given.v))
     q, k, v = rows_of_heads(ranks, over.of_heads, given.q, *keys)
@@ -195,7 +195,7 @@ def _by_heads(given: Given, over: Over, ranks: Ranks) -> Result:
     head = ranks.rank * heads
     sinks = None if given.sinks is None else given.sinks[head : head + heads]
     out, lse = _around(given._replace(q=q, k=k, v=v, sinks=sinks), over, head)
-    del q, k, v  # what travels next takes their memory
+    del q, k, v  # the next exchange reuses their memory
     if not given.return_lse:
         return heads_of_rows(ranks, over.of_heads, out)[0]
     out, lse = heads_of_rows(ranks, over.of_heads, out, lse.mT[..., None])
@@ -203,7 +203,7 @@ def _by_heads(given: Given, over: Over, ranks: Ranks) -> Result:
 
 
 def _check(given: Given, over: Over) -> None:
-    """Every rule of the whole problem, with tensors of its shapes that take no memory."""
+    """Check the rules of the whole problem, with tensors of its shapes that take no memory."""
     rules, axes = Rules(), ("batch", "seq", "heads", "head_dim")
     known = isinstance(over.placement, str) and over.placement in PLACEMENTS
     rules.require(known, f"placement is {kind_of(over.placement)}", f"it must be one of {', '.join(PLACEMENTS)}")
@@ -219,7 +219,7 @@ def _check(given: Given, over: Over) -> None:
 
 
 def _check_parts(rules: Rules, operands: dict[str, Tensor], over: Over) -> None:
-    """Whether rows and heads can be cut as the call says."""
+    """Check that rows and heads can be split as the call says."""
     for name, x in operands.items():
         rows = x.shape[1] * (over.heads.size if over.is_mesh and over.heads else 1)
         chunks = Placement(over.placement, over.size).per_rank
@@ -232,6 +232,6 @@ def _check_parts(rules: Rules, operands: dict[str, Tensor], over: Over) -> None:
 
 
 def _stand_in(x: Tensor, ranks: int) -> Tensor:
-    """A tensor with the shape of the whole and one element."""
+    """Make a tensor with the shape of the whole and the memory of one element."""
     one = x.new_empty(()).requires_grad_(x.requires_grad) if x.is_floating_point() else x.new_empty(())
     return one.expand(x.shape[0], x.shape[1] * ranks, *x.shape[2:])

@@ -1,4 +1,4 @@
-"""Messages between ranks, started beside the kernels and waited for when they are needed."""
+"""Messages between ranks, which run beside kernels until their tensors are needed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from warpattn.distributed.ranks import Ranks
 
 @dataclass
 class Messages:
-    """Tensors that arrive, and the ones that leave, which have to live until then."""
+    """Tensors that arrive, and those being sent, which must live until then."""
 
     arriving: list[Tensor]
     leaving: list[Tensor]
     works: list[dist.Work]
 
     def wait(self) -> list[Tensor]:
-        """What has arrived; on a card, for kernels that torch's current stream is given from now on."""
+        """Wait for the arriving tensors and return them; on a card, torch's current stream waits for them."""
         for work in self.works:
             work.wait()
         self.leaving = []
@@ -28,14 +28,14 @@ class Messages:
 
 
 def pass_on(tensors: list[Tensor], ranks: Ranks, distance: int = 1) -> Messages:
-    """Send contiguous tensors `distance` ranks on and take as many, of the same shapes, from as far behind."""
+    """Send contiguous tensors `distance` ranks ahead and receive tensors of the same shapes from as far behind."""
     there, here = ((ranks.rank + way) % ranks.size for way in (distance, -distance))
     arriving = [torch.empty_like(x) for x in tensors]
     return _start(tensors, [there] * len(tensors), arriving, [here] * len(tensors), ranks)
 
 
 def trade(leaving: list[Tensor], arriving: list[Tensor], others: list[int], ranks: Ranks) -> Messages:
-    """Send contiguous tensors, each to its rank of `others`, and take one from the same rank into `arriving`."""
+    """Send contiguous tensors, each to its rank in `others`, and receive one from that rank into `arriving`."""
     return _start(leaving, others, arriving, others, ranks)
 
 

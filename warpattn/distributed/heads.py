@@ -1,11 +1,11 @@
-"""All to all: from a part of the sequence of every head to the whole sequence of some heads, and back.
+"""All-to-all from a part of the sequence for every head to the whole sequence for some heads, and back.
 
     rank r holds rows r of all heads   ── rows_of_heads ──▶   rank r holds all rows of its heads
                                        ◀── heads_of_rows ──
 
-All tensors of an exchange travel at once, while a rank copies its own rows. None travels beside an attention kernel: it
-holds every SM, and NCCL's kernels would wait for one.
-Where query heads of a rank share key heads with those of another, both get them (`copies_of_key_heads`).
+All tensors of an exchange are sent at once, while a rank copies its own rows. None is sent beside an attention kernel:
+that occupies every SM, and NCCL's kernels would wait for one.
+Key heads that query heads of two ranks share are sent to both (`copies_of_key_heads`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WIDE = torch.complex128  # 16 bytes
 
 
 def copies_of_key_heads(heads_q: int, heads_kv: int, ranks: int) -> int:
-    """How often every key head is sent, so that each rank gets those which its query heads read, and as many as others.
+    """Return how often each key head is sent, so that ranks get the key heads that they read, equally many each.
 
     Within a rank query head h reads key head h // (its query heads / its key heads), as everywhere.
     """
@@ -34,53 +34,53 @@ def copies_of_key_heads(heads_q: int, heads_kv: int, ranks: int) -> int:
 
 
 def rows_of_heads(ranks: Ranks, placement: Placement, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """(B, S, H, D) of all heads and this rank's rows to (B, ranks * S, H / ranks, D), rows in their order."""
+    """Convert (B, S, H, D), all heads of this rank's rows, to (B, ranks * S, H / ranks, D), rows in sequence order."""
     return _Exchange.apply(HeadsToRows(ranks, placement), RowsToHeads(ranks, placement), *tensors)
 
 
 def heads_of_rows(ranks: Ranks, placement: Placement, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The inverse of `rows_of_heads`."""
+    """Invert `rows_of_heads`."""
     return _Exchange.apply(RowsToHeads(ranks, placement), HeadsToRows(ranks, placement), *tensors)
 
 
 class HeadsToRows(NamedTuple):
-    """The way from heads to rows: what travels between two ranks are pieces of (B, S, heads of a rank, D)."""
+    """The direction from heads to rows; ranks exchange pieces (B, S, heads of a rank, D)."""
 
     ranks: Ranks
     placement: Placement
 
     def result(self, x: Tensor) -> Tensor:
-        """Room for what `x` becomes."""
+        """Allocate the result for `x`."""
         batch, rows, heads, dim = x.shape
         return x.new_empty((batch, rows * self.ranks.size, heads // self.ranks.size, dim))
 
     def pieces(self, x: Tensor, rank: int) -> list[Tensor]:
-        """What a rank gets of `x`, as views."""
+        """Return the pieces of `x` for a rank, as views."""
         heads = x.chunk(self.ranks.size, 2)[rank]
         return [heads[:, chunk.local] for chunk in self.placement.chunks(rank, x.shape[1] * self.ranks.size)]
 
     def places(self, whole: Tensor, rank: int) -> list[Tensor]:
-        """Where the pieces of a rank belong in the result, as views."""
+        """Return the places of a rank's pieces in the result, as views."""
         return [whole[:, chunk.whole] for chunk in self.placement.chunks(rank, whole.shape[1])]
 
 
 class RowsToHeads(NamedTuple):
-    """The way back."""
+    """The direction back."""
 
     ranks: Ranks
     placement: Placement
 
     def result(self, x: Tensor) -> Tensor:
-        """Room for what `x` becomes."""
+        """Allocate the result for `x`."""
         batch, rows, heads, dim = x.shape
         return x.new_empty((batch, rows // self.ranks.size, heads * self.ranks.size, dim))
 
     def pieces(self, x: Tensor, rank: int) -> list[Tensor]:
-        """What a rank gets of `x`, as views."""
+        """Return the pieces of `x` for a rank, as views."""
         return [x[:, chunk.whole] for chunk in self.placement.chunks(rank, x.shape[1])]
 
     def places(self, whole: Tensor, rank: int) -> list[Tensor]:
-        """Where the pieces of a rank belong in the result, as views."""
+        """Return the places of a rank's pieces in the result, as views."""
         heads = whole.chunk(self.ranks.size, 2)[rank]
         return [heads[:, chunk.local] for chunk in self.placement.chunks(rank, whole.shape[1] * self.ranks.size)]
 
@@ -89,7 +89,7 @@ Way = HeadsToRows | RowsToHeads
 
 
 class _Exchange(torch.autograd.Function):
-    """Tensors on one way; their gradients take the other."""
+    """Exchanges tensors in one direction, their gradients in the other."""
 
     @staticmethod
     def forward(ctx: Any, there: Way, back: Way, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -104,7 +104,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Trade(NamedTuple):
-    """What `rank` gets, and where the piece of the same shape belongs that it gives for it."""
+    """The piece that `rank` gets, and the place of the equally shaped piece that it sends in return."""
 
     rank: int
     piece: Tensor
@@ -112,9 +112,9 @@ class _Trade(NamedTuple):
 
 
 def _exchanged(tensors: Sequence[Tensor], way: Way) -> list[Tensor]:
-    """What tensors become. Pieces of all travel as one batch, which uses the link better than one after the other.
+    """Exchange tensors. All pieces are sent as one batch, which uses the link better than one after the other.
 
-    They arrive where they belong if that is contiguous memory, else by way of a copy.
+    A piece is received in its place if that is contiguous, else in a buffer that is copied.
     """
     wholes = [way.result(x) for x in tensors]
     both = list(zip(tensors, wholes, strict=True))
@@ -123,7 +123,7 @@ def _exchanged(tensors: Sequence[Tensor], way: Way) -> list[Tensor]:
     leaving = [_contiguous(each.piece) for each in trades]
     arriving = [each.place if each.place.is_contiguous() else each.piece.new_empty(each.place.shape) for each in trades]
     passing = trade(leaving, arriving, [each.rank for each in trades], way.ranks)
-    del leaving  # the messages keep it until they are there
+    del leaving  # the messages keep it until they are received
     for each in (each for x, whole in both for each in _trades(way, x, whole, way.ranks.rank)):
         _copy(each.place, each.piece)
     for each, arrived in zip(trades, passing.wait(), strict=True):
@@ -133,12 +133,12 @@ def _exchanged(tensors: Sequence[Tensor], way: Way) -> list[Tensor]:
 
 
 def _trades(way: Way, x: Tensor, whole: Tensor, rank: int) -> list[_Trade]:
-    """What is exchanged with a rank, which may be this one."""
+    """List the pieces to exchange with a rank, which may be this one."""
     return [_Trade(rank, *pair) for pair in zip(way.pieces(x, rank), way.places(whole, rank), strict=True)]
 
 
 def _contiguous(x: Tensor) -> Tensor:
-    """The tensor, or a contiguous copy."""
+    """Return the tensor, or a contiguous copy."""
     if x.is_contiguous():
         return x
     into = x.new_empty(x.shape)

@@ -2,8 +2,8 @@
 
     lse = log(exp(lse_a) + exp(lse_b))        out = exp(lse_a - lse) out_a + exp(lse_b - lse) out_b
 
-A row that sees none of a set's keys has an LSE of -inf there and weighs nothing. What is merged, and how, is that of
-`merge_states`; here is in which order.
+A row that sees none of a set's keys has an LSE of -inf there and weight 0. `merge_states` does the merging; this module
+decides the order.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ MANY = 4
 
 
 def exact_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums over operands of a dtype are kept in."""
+    """Return the dtype of sums over operands of a dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class Waiting(NamedTuple):
-    """Out and LSE of a chunk of rows over some keys, as they arrived (level 0) or merged of MANY a level below."""
+    """Out and LSE of a chunk of rows over some keys, as added (level 0) or merged from MANY of the level below."""
 
     level: int
     state: tuple[Tensor, Tensor]
 
 
 class Merged:
-    """Results that arrive for parts of a rank's rows, and become one: out (B, S, H, Dv) and lse (B, H, S).
+    """Merges results for parts of a rank's rows into out (B, S, H, Dv) and lse (B, H, S).
 
-    chunks: slices of the rows, ascending; every part is of neighbouring ones. Results of a chunk wait until there are
-    MANY of one level, then become one of the next, so that a row is rounded a few times however long the ring is, and a
-    card reads each result once.
+    chunks: slices of the rows, ascending; every part has neighbouring ones. Results of a chunk are kept until there are
+    MANY of one level, then merged into one of the next, so that a row is rounded only a few times in a long ring, and
+    a card reads each result once.
     """
 
     def __init__(self, chunks: list[slice]) -> None:
@@ -48,7 +48,7 @@ class Merged:
         return not self.with_sinks.intersection(self._within(rows))
 
     def add(self, rows: slice, out: Tensor, lse: Tensor, has_sinks: bool) -> None:
-        """Take in the result of more keys for some rows."""
+        """Add the result of more keys for some rows."""
         for i in self._within(rows):
             at = slice(self.chunks[i].start - rows.start, self.chunks[i].stop - rows.start)
             waiting = self.waiting[i]
@@ -59,7 +59,7 @@ class Merged:
         self.with_sinks |= set(self._within(rows)) if has_sinks else set()
 
     def result(self, like: Tensor, dim: int, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Everything as one, in the dtype of `like` (B, S, H, D); values have `dim` elements."""
+        """Merge everything, in the dtype of `like` (B, S, H, D); values have `dim` elements."""
         batch, rows, heads, _ = like.shape
         if len(self.chunks) == 1 and (sinks is None or self.with_sinks):
             (states,) = self.waiting
@@ -85,8 +85,8 @@ class Merged:
 
 
 class Sum:
-    """A sum of parts (B, S, ...) in fp32 (fp64), rounded once; the newest part waits, so that the last sum of all is
-    one pass over memory."""
+    """A sum of parts (B, S, ...) in fp32 (fp64), rounded once. The newest part is kept separately, so that the last
+    addition and the rounding are one pass over memory."""
 
     def __init__(self, like: Tensor) -> None:
         self.like = like  # shape, dtype and device of the rounded sum
@@ -94,7 +94,7 @@ class Sum:
         self.newest: tuple[slice, Tensor] | None = None
 
     def add(self, rows: slice, part: Tensor | None) -> None:
-        """Add a part to some of dimension 1; None adds nothing."""
+        """Add a part to a slice of dimension 1; None adds nothing."""
         if part is None:
             return
         if self.newest is not None:
@@ -105,7 +105,7 @@ class Sum:
             self.newest = rows, part
 
     def exact(self) -> Tensor:
-        """The sum, to be added to."""
+        """Return the sum in full precision."""
         dtype = exact_dtype(self.like.dtype)
         total = torch.zeros_like(self.like, dtype=dtype) if self.total is None else self.total.to(dtype)
         if self.newest is not None:
@@ -115,7 +115,7 @@ class Sum:
         return total
 
     def rounded(self) -> Tensor:
-        """The sum in the dtype of what it is the gradient of."""
+        """Return the sum in the dtype of `like`."""
         if self.total is None:
             return self.exact().to(self.like.dtype)
         rounded = self.total.to(self.like.dtype)
@@ -124,20 +124,20 @@ class Sum:
         rows, part = self.newest
         mine = _index(part, rows)
         torch.add(self.total[mine], part, out=rounded[mine])
-        if rounded is self.total:  # of one dtype: the part is in it now
+        if rounded is self.total:  # same dtype: it contains the part now
             self.newest = None
         return rounded
 
 
 def _index(part: Tensor, rows: slice) -> tuple[slice, ...]:
-    """Some of dimension 1, or all where there is none."""
+    """Index a slice of dimension 1, or everything without that dimension."""
     return (slice(None), rows) if part.ndim > 1 else (slice(None),)
 
 
 def merged(out: Tensor, lse: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Results over n disjoint sets of keys, out (n, B, S, H, Dv) and lse (n, B, H, S), as one in the dtype of lse.
+    """Merge results over n disjoint sets of keys, out (n, B, S, H, Dv) and lse (n, B, H, S), in the dtype of lse.
 
-    Summed as a binary tree over n filled up to a power of two, so that empty sets at the end change no bit.
+    Sums as a binary tree over n padded to a power of two, so that empty sets at the end change no bit.
     """
     logit = None if sinks is None else sinks.to(lse.dtype)[:, None]
     peak = lse.amax(0) if logit is None else torch.maximum(lse.amax(0), logit)
@@ -149,7 +149,7 @@ def merged(out: Tensor, lse: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tens
 
 
 def _tree_sum(x: Tensor) -> Tensor:
-    """The sum over the first dimension, neighbours first."""
+    """Sum over the first dimension, neighbours first."""
     while len(x) > 1:
         x = torch.cat([x, torch.zeros_like(x[:1])]) if len(x) % 2 else x
         x = x[0::2] + x[1::2]
@@ -157,5 +157,5 @@ def _tree_sum(x: Tensor) -> Tensor:
 
 
 def weight(part: Tensor, whole: Tensor) -> Tensor:
-    """exp(part - whole), 0 where the part is empty."""
+    """Return exp(part - whole), 0 where the part is empty."""
     return torch.exp(part - whole).masked_fill(part == -torch.inf, 0.0)

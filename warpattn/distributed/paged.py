@@ -1,4 +1,4 @@
-"""Decode over a cache whose pages several ranks hold: each attends to its own, then one exchange of (out, lse).
+"""Decode over a cache whose pages several ranks hold: each attends to its own, then they exchange (out, lse) once.
 
     pages of a sequence     0 1 2 3 4 5 6 7     in turns of one page, 2 ranks
     rank 0                  0   2   4   6       its block table has these, its lengths count their keys
@@ -35,7 +35,7 @@ from warpattn.sequences import PagedKV
 from warpattn.serving import DecodePlan
 
 Result = Tensor | tuple[Tensor, Tensor]
-AT_ONCE = 16  # that merge_states takes
+AT_ONCE = 16  # the most that merge_states takes
 POSITIONAL = ("q", "k", "q_lo", "q_hi", "len_q", "len_k")
 
 
@@ -44,7 +44,7 @@ class SharedPages:
     """This rank's part of a cache.
 
     pages: the rank's own pages, with the number of its keys of each sequence. lengths: int32 (B,), keys of each whole
-    sequence. turn: neighbouring pages that one rank holds before the next one's begin; page p of a sequence is on rank
+    sequence. turn: how many neighbouring pages a rank holds; page p of a sequence is on rank
     p // turn % ranks.
     """
 
@@ -54,10 +54,10 @@ class SharedPages:
 
 
 def share_pages(kv: PagedKV, group: Any = None, turn: int = 1) -> SharedPages:
-    """This rank's part of a cache whose table and lengths are those of whole sequences.
+    """Return this rank's part of a cache whose table and lengths are those of whole sequences.
 
-    The pages stay where they are, so a rank needs memory for its own only; entries of the table for others are not
-    read. Computes with torch on the tables' device, without waiting for it. Raises AttentionError.
+    Pages are not moved, so a rank needs memory for its own only; entries of the table for others are not read. Computes
+    with torch on the tables' device, without synchronising. Raises AttentionError.
     """
     ranks = ranks_of(group)
     if not isinstance(kv, PagedKV):
@@ -69,7 +69,7 @@ def share_pages(kv: PagedKV, group: Any = None, turn: int = 1) -> SharedPages:
     kv.check_pages(rules, None)
     rules.done()
     table, size = kv.block_table, kv.k_pages.shape[1]
-    rounds = -(-table.shape[1] // (turn * ranks.size))  # of turns, so that every rank has as many columns
+    rounds = -(-table.shape[1] // (turn * ranks.size))  # turns of each rank, so that all have as many columns
     padded = torch.nn.functional.pad(table, (0, rounds * turn * ranks.size - table.shape[1]))
     mine = padded.unflatten(1, (rounds, ranks.size, turn))[:, :, ranks.rank].flatten(1)
     lengths = Pages.of(kv.lengths, turn * size, ranks, kv.lengths.device).keys_below(kv.lengths.long())
@@ -90,14 +90,14 @@ def paged_attention(
     backend: str | Backend = "auto",
     same_bits: bool = False,
 ) -> Result:
-    """`attention_paged` over a cache that the ranks of `group` share.
+    """Compute `attention_paged` over a cache that the ranks of `group` share.
 
     q (B, Sq, Hq, D): the newest Sq positions of each sequence, the same on every rank, whose keys are in the cache.
     kv: this rank's part, see `share_pages`. Masks, scores and sinks are those of whole sequences. There is no backward.
 
-    same_bits: the result does not depend on the number of ranks, nor on the other sequences of the batch. Each turn of
-    pages is attended to by itself, and turns are summed in one order; so choose turns of thousands of keys. It takes
-    masks and scores that do not look at positions, and for one query `Causal()`.
+    same_bits: the result does not depend on the number of ranks or on other sequences of the batch. Each turn of pages
+    is attended to separately, and turns are summed in one order; so choose turns of thousands of keys. Masks and scores
+    must not depend on positions, except `Causal()` for one query.
 
     Returns out (B, Sq, Hq, Dv), with return_lse also lse (B, Hq, Sq), on every rank. Raises AttentionError, on every
     rank, for arguments that break a rule or differ between ranks.
@@ -125,19 +125,19 @@ class Given(NamedTuple):
     backend: str | Backend
 
     def told(self) -> dict[str, Any]:
-        """What the ranks must have in common: their pages differ."""
+        """Return the arguments that must be equal on all ranks, so without their pages."""
         table = getattr(getattr(self.kv, "pages", None), "block_table", None)
         turn = getattr(self.kv, "turn", None)
         return self._asdict() | {"kv": None, "kv.turn": turn, "kv.pages.block_table": table}
 
     @property
     def seen(self) -> Mask:
-        """The mask; one query, the newest, sees all that a causal mask shows."""
+        """The mask; for one query, the newest, `Causal` hides nothing."""
         mask = Full() if self.mask is None else self.mask
         return Full() if mask == Causal() and self.q.shape[1] == 1 else mask
 
     def is_placed(self, value: Mask | Score | None) -> bool:
-        """Whether what a mask or score says depends on where a rank's keys are."""
+        """Whether a mask or score depends on the positions of a rank's keys."""
         return value is not None and depends_on(value, *POSITIONAL) and value != Full()
 
 
@@ -149,7 +149,7 @@ class Parts(NamedTuple):
 
 
 def _own(given: Given, ranks: Ranks) -> Parts:
-    """The result over this rank's pages; the first rank counts the sinks."""
+    """Attend to this rank's pages; the first rank counts the sinks."""
     kv, mask, score = given.kv, given.seen, given.score
     added = mask.additive()
     score = chained(score, added)
@@ -165,7 +165,7 @@ def _own(given: Given, ranks: Ranks) -> Parts:
 
 
 def _turns(given: Given) -> Parts:
-    """The result over each turn of this rank's pages, as sequences of their own."""
+    """Attend to each turn of this rank's pages as a separate sequence."""
     q, pages, turn = given.q, given.kv.pages, given.kv.turn
     batch, count, span = len(q), pages.block_table.shape[1] // turn, turn * pages.k_pages.shape[1]
     first = torch.arange(count, device=q.device, dtype=torch.int32) * span
@@ -184,7 +184,7 @@ def _turns(given: Given) -> Parts:
 
 
 def _gathered(parts: Parts, ranks: Ranks) -> Parts:
-    """The parts of all ranks in the order of the keys' turns, by one exchange."""
+    """Gather the parts of all ranks in the order of the keys' turns, by one exchange."""
     exact = parts.lse.dtype
     packed = torch.cat([parts.out.to(exact), parts.lse.mT[..., None]], -1).contiguous()
     told = [torch.empty_like(packed) for _ in range(ranks.size)]
@@ -194,7 +194,7 @@ def _gathered(parts: Parts, ranks: Ranks) -> Parts:
 
 
 def _merged(parts: Parts) -> tuple[Tensor, Tensor]:
-    """All parts as one, with as few launches as there can be."""
+    """Merge all parts with as few launches as possible."""
     pairs = list(zip(*parts, strict=True))
     while len(pairs) > 1:
         pairs = [merge_states(pairs[i : i + AT_ONCE]) for i in range(0, len(pairs), AT_ONCE)]
@@ -202,7 +202,7 @@ def _merged(parts: Parts) -> tuple[Tensor, Tensor]:
 
 
 def _check(given: Given, flags: dict[str, bool]) -> None:
-    """Every rule that the call on this rank's pages does not hold."""
+    """Check the rules that the call on this rank's pages does not check."""
     rules, kv = Rules(), given.kv
     for name, flag in flags.items():
         rules.flag(name, flag)

@@ -1,11 +1,11 @@
-"""Masks and scores of a whole problem, seen from a part of it.
+"""Masks and scores of a whole problem, applied to a part of it.
 
-    places = Chunks(table)                         where the part's head 0, row 0 and key 0 are in the whole
+    places = Chunks(table)                         positions of the part's head 0, row 0 and key 0 in the whole
     PlacedMask(mask, places).keep(b, h, q, k)  =   mask.keep(b, head of h, position of q, position of k, whole lengths)
 
-The numbers are read from a small tensor rather than written into the code, so that one compiled kernel serves every
-part. Masks that only look at the distance between query and key (`is_relative`) need none: `Distance` writes it into
-the code, of which there are as many as distances that a window spans.
+Kernels read these numbers from a small tensor instead of having them compiled in, so one compiled kernel serves every
+part. Masks that depend only on the distance between query and key (`is_relative`) need none: `Distance` is compiled in,
+one kernel for each distance that a window spans.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ Value = Any  # a symbol, a number or a tensor
 
 
 class Places(ABC):
-    """Where the heads, rows and keys of a part are in the whole."""
+    """The positions of a part's heads, rows and keys in the whole."""
 
     @abstractmethod
     def lengths(self, b: Value, lens: Lengths) -> Lengths:
-        """Queries and keys of the whole sequence."""
+        """Return the lengths of the whole sequence."""
 
     def head(self, h: Value) -> Value:
-        """The query head of the whole."""
+        """Return the query head of the whole."""
         return h
 
     @abstractmethod
     def query(self, b: Value, q: Value, lens: Lengths) -> Value:
-        """The position among all keys of the query at `q` among the part's keys."""
+        """Return the position among all keys of the query at `q` among the part's keys."""
 
     @abstractmethod
     def key(self, k: Value) -> Value:
-        """The position of the part's key k."""
+        """Return the position of the part's key k."""
 
     @abstractmethod
     def keys_below(self, bound: Value) -> Value:
-        """How many of the part's keys are below a position, which may leave 0 .. the part's keys."""
+        """Count the part's keys below a position; the result may be outside of 0 .. the part's keys."""
 
 
 @dataclass(frozen=True)
 class Distance(Places):
-    """`distance` from the part's first key to its first query, for masks that look at nothing else."""
+    """`distance` from the part's first key to its first query, for masks that depend on nothing else."""
 
     distance: int
 
@@ -84,7 +84,7 @@ class Chunks(Places):
 
     @classmethod
     def at(cls, head: int, query: int, key: int, lens: Lengths, device: torch.device) -> Chunks:
-        """The table of these numbers."""
+        """Make the table of these numbers."""
         return cls(_numbers((head, query, key, lens.q, lens.k), device))
 
     def lengths(self, b: Value, lens: Lengths) -> Lengths:
@@ -108,9 +108,9 @@ class Chunks(Places):
 
 @dataclass(frozen=True, eq=False)
 class Pages(Places):
-    """Keys in turns of `span` that `ranks` ranks hold one after the other; queries are the newest of whole sequences.
+    """Keys dealt to `ranks` ranks in turns of `span`; queries are the newest of whole sequences.
 
-    lengths: int32 (B,), keys of whole sequences. rank: int32 (1,), whose keys these are.
+    lengths: int32 (B,), keys of whole sequences. rank: int32 (1,), the rank of these keys.
     """
 
     lengths_of: Tensor
@@ -120,7 +120,7 @@ class Pages(Places):
 
     @classmethod
     def of(cls, lengths: Tensor, span: int, ranks: Ranks, device: torch.device) -> Pages:
-        """The keys of this rank."""
+        """Make the places of this rank's keys."""
         return cls(lengths, _numbers((ranks.rank,), device), span, ranks.size)
 
     def lengths(self, b: Value, lens: Lengths) -> Lengths:
@@ -139,33 +139,33 @@ class Pages(Places):
 
 @lru_cache
 def _numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
-    """int32 (values,); made once, since a copy to a card waits for all that its stream has to do."""
+    """Make an int32 tensor (values,), once, since a copy to a card waits for all earlier work on its stream."""
     with torch.inference_mode(False):  # later calls may save it for their backward
         return torch.tensor(values, dtype=torch.int32, device=device)
 
 
 def position(x: Value) -> Value:
-    """An int that is known to be a position, so that sums of such stay in 32 bits."""
+    """Bound an int to positions, so that sums of such ints stay in 32 bits."""
     return minimum(maximum(x, -POSITIONS), POSITIONS)
 
 
 @dataclass(frozen=True)
 class _Whole:
-    """A mask or score of the whole, kept from the rules that compare captured tensors with a call's sizes."""
+    """A mask or score of the whole, hidden from the rules that compare captured tensors with a call's sizes."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class PlacedMask(Mask):
-    """A mask of the whole, for a part. It hides only: what an additive mask adds is a score, see `PlacedScore`."""
+    """A mask of the whole, for a part. It only hides; the additive part of a mask becomes a `PlacedScore`."""
 
     held: _Whole
     places: Places
 
     @classmethod
     def of(cls, mask: Mask, places: Places) -> PlacedMask:
-        """`mask` seen from `places`."""
+        """Apply `mask` at `places`."""
         return cls(_Whole(mask), places)
 
     def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
@@ -189,7 +189,7 @@ class PlacedScore(Score):
 
     @classmethod
     def of(cls, score: Score, places: Places) -> PlacedScore:
-        """`score` seen from `places`."""
+        """Apply `score` at `places`."""
         return cls(_Whole(score), places)
 
     def apply(self, s: Value, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
@@ -198,7 +198,7 @@ class PlacedScore(Score):
 
 
 def is_relative(mask: Mask) -> bool:
-    """Whether a mask looks at nothing but the distance between query and key."""
+    """Whether a mask depends only on the distance between query and key."""
     if isinstance(mask, And | Or):
         return is_relative(mask.left) and is_relative(mask.right)
     if isinstance(mask, Not):
@@ -207,5 +207,5 @@ def is_relative(mask: Mask) -> bool:
 
 
 def depends_on(value: Mask | Score, *symbols: str) -> bool:
-    """Whether what a mask or score says depends on one of the symbols b, h, q, k, q_lo, q_hi, len_q, len_k."""
+    """Whether a mask or score depends on one of the symbols b, h, q, k, q_lo, q_hi, len_q, len_k."""
     return not reads(value.program().key).symbols.isdisjoint(symbols)

@@ -1,10 +1,10 @@
-"""Which chunks of a sequence each rank holds, and how to cut a tensor into them and back.
+"""Which chunks of a sequence each rank holds; cuts a tensor into them and joins them again.
 
     contiguous, 4 ranks     | 0   | 1   | 2   | 3   |          one chunk a rank
     zigzag, 4 ranks         |0|1|2|3|3|2|1|0|                  two: one from each end
 
 Under a causal mask a row's work grows with its position, so contiguous chunks give the last rank almost twice the mean.
-With one chunk from each end every rank has the same.
+With one chunk from each end all ranks have equal work.
 """
 
 from __future__ import annotations
@@ -28,48 +28,48 @@ class Chunk(NamedTuple):
 
     @property
     def local(self) -> slice:
-        """Where the chunk is in the shard."""
+        """The chunk's slice of the shard."""
         return slice(self.start, self.start + self.size)
 
     @property
     def whole(self) -> slice:
-        """Where it is in the sequence."""
+        """The chunk's slice of the sequence."""
         return slice(self.position, self.position + self.size)
 
 
 class Placement(NamedTuple):
-    """How a sequence is cut for `ranks` ranks; `name` is of PLACEMENTS."""
+    """How a sequence is split over `ranks` ranks; `name` is one of PLACEMENTS."""
 
     name: str
     ranks: int
 
     @property
     def per_rank(self) -> int:
-        """Chunks of one rank."""
+        """The number of chunks of one rank."""
         return 2 if self.name == "zigzag" else 1
 
     @property
     def total(self) -> int:
-        """Chunks of the sequence, all of one size."""
+        """The number of chunks of the sequence, all of one size."""
         return self.per_rank * self.ranks
 
     def numbers(self, rank: int) -> tuple[int, ...]:
-        """The chunks of one rank, ascending."""
+        """Return the numbers of one rank's chunks, ascending."""
         return (rank, self.total - 1 - rank) if self.name == "zigzag" else (rank,)
 
     def chunks(self, rank: int, length: int) -> list[Chunk]:
-        """The chunks of one rank of a sequence of `length`."""
+        """Return one rank's chunks of a sequence of `length`."""
         size = length // self.total
         return [Chunk(i * size, number * size, size) for i, number in enumerate(self.numbers(rank))]
 
     def cut(self, x: Tensor, dim: int, rank: int) -> Tensor:
-        """The shard of one rank of a whole tensor; AttentionError if it cannot be cut evenly."""
+        """Cut one rank's shard from a whole tensor; raises AttentionError if it cannot be cut evenly."""
         pieces = self._pieces(x, dim)
         held = [pieces.select(dim, number) for number in self.numbers(rank)]
         return torch.cat(held, dim)
 
     def join(self, x: Tensor, dim: int) -> Tensor:
-        """The whole tensor from the shards of all ranks, one after the other in dimension `dim`."""
+        """Join the shards of all ranks, given one after the other in dimension `dim`, to the whole tensor."""
         order = [number for rank in range(self.ranks) for number in self.numbers(rank)]
         pieces = self._pieces(x, dim).unbind(dim)
         return torch.cat([pieces[order.index(number)] for number in range(self.total)], dim)

@@ -12,7 +12,7 @@ from warpattn.inputs import kind_of
 
 
 class Ranks(NamedTuple):
-    """A process group, with this process's place in it."""
+    """A process group, with this process's rank in it."""
 
     group: dist.ProcessGroup
     rank: int
@@ -20,7 +20,7 @@ class Ranks(NamedTuple):
 
 
 def ranks_of(group: Any) -> Ranks:
-    """The ranks of `group`: None is all processes. Raises AttentionError."""
+    """Return the ranks of `group`; None means all processes. Raises AttentionError."""
     if not (dist.is_available() and dist.is_initialized()):
         rule = "call torch.distributed.init_process_group first, in every process that torchrun started"
         raise AttentionError(f"group is {kind_of(group)} and torch.distributed is not initialized; {rule}")
@@ -37,7 +37,7 @@ def ranks_of(group: Any) -> Ranks:
 
 
 def ranks_of_mesh(mesh: Any) -> tuple[Ranks, Ranks]:
-    """The ranks of the two dimensions of a mesh."""
+    """Return the ranks of the two dimensions of a mesh."""
     if not (isinstance(mesh, DeviceMesh) and mesh.ndim == 2):
         got = f"a DeviceMesh of {mesh.ndim} dimensions" if isinstance(mesh, DeviceMesh) else kind_of(mesh)
         raise AttentionError(f"mesh is {got}; it must be a DeviceMesh of two dimensions (ring, heads)")

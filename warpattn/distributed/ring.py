@@ -1,12 +1,12 @@
-"""Attention in a ring: keys and values pass from rank to rank, queries stay.
+"""Ring attention: keys and values pass from rank to rank, queries stay.
 
-    step 0    own keys                     ── own keys leave for rank + 1 meanwhile
-    step 1    keys of rank - 1             ── and so on, until every rank has seen what it sees
-    backward  the same once more; gradients of keys travel with them and go home from the last rank
+    step 0    own keys                     ── meanwhile own keys are sent to rank + 1
+    step 1    keys of rank - 1             ── and so on, until every rank has attended to all keys that it sees
+    backward  the same again; gradients of keys pass along with them and are sent home by the last rank
 
-The backward takes each block's share of the gradients from the results over all keys, so nothing but q, k, v, out and
-LSE is kept. Sums over blocks are in fp32 (fp64), in the order of the ring: the same bits in every run where the
-backend's gradients are deterministic.
+The backward computes each block's share of the gradients from the results over all keys, so only q, k, v, out and LSE
+are saved. Sums over blocks are in fp32 (fp64), in the order of the ring: the same bits in every run if the backend's
+gradients are deterministic.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from warpattn.runtime.training.gradients import Along, Saved
 
 
 class Ring(NamedTuple):
-    """What a ring does, apart from the tensors: `call` has the options; its tensors are of no meaning."""
+    """A ring without its tensors. `call` has the options; its tensors are not used."""
 
     ranks: Ranks
     blocks: Blocks
@@ -38,27 +38,27 @@ class Ring(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """How many blocks pass a rank, its own counted."""
+        """How many blocks each rank gets, its own included."""
         return self.blocks.steps
 
     def source(self, step: int) -> int:
-        """Whose keys are here in a step."""
+        """Return the rank whose keys are here in a step."""
         return (self.ranks.rank - step) % self.ranks.size
 
     def part(self, step: int) -> list[Block]:
-        """The calls of a step."""
+        """Return the calls of a step."""
         return self.blocks.of(self.ranks.rank, self.source(step))
 
 
 def attend(ring: Ring, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Out (B, S, Hq, Dv) and LSE (B, Hq, S) of this rank's queries over the keys of all, with gradients."""
+    """Compute out (B, S, Hq, Dv), LSE (B, Hq, S) of this rank's queries over all ranks' keys, with gradients."""
     score = ring.blocks.score
     captured = () if score is None else score.program().tensors
     return typed("tuple[Tensor, Tensor]", _Ring.apply(ring, q, k, v, sinks, *captured))
 
 
 class _Ring(torch.autograd.Function):
-    """The ring. Its tensors are arguments of their own, so that autograd sees them."""
+    """The ring as an autograd function. Its tensors are separate arguments, so that autograd sees them."""
 
     @staticmethod
     def forward(ctx: Any, ring: Ring, *tensors: Tensor | None) -> Any:
@@ -86,7 +86,7 @@ class _Ring(torch.autograd.Function):
 
 
 def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Out and LSE of the queries of one rank."""
+    """Compute out and LSE of this rank's queries."""
     merged, here = Merged(ring.blocks.rows(ring.ranks.rank)), [k.contiguous(), v.contiguous()]
     dim_v = v.shape[-1]
     for step in range(ring.steps):
@@ -103,7 +103,7 @@ def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -
 
 
 def backward(ring: Ring, x: Saved, along: Along, captured: list[Tensor]) -> list[Tensor]:
-    """dq, dk and dv of one rank, and its shares of the gradients of captured tensors."""
+    """Compute dq, dk and dv of this rank, and its shares of the gradients of captured tensors."""
     here, everything = [t.contiguous() for t in (x.k, x.v)], slice(None)
     passed: Messages | None = None
     dq, more = Sum(x.q), [Sum(t) for t in captured]
@@ -129,7 +129,7 @@ def backward(ring: Ring, x: Saved, along: Along, captured: list[Tensor]) -> list
 
 
 def sink_gradient(x: Saved, along: Along) -> Tensor:
-    """This rank's share of the gradient of the sinks (H,)."""
+    """Compute this rank's share of the gradient of the sinks (H,)."""
     assert x.sinks is not None
     exact = x.lse.dtype
     p = weight(x.sinks.to(exact)[:, None].expand_as(x.lse), x.lse)
@@ -140,12 +140,12 @@ def sink_gradient(x: Saved, along: Along) -> Tensor:
 
 
 def _pass(ring: Ring, step: int, here: list[Tensor]) -> Messages | None:
-    """Keys on their way to the next rank, unless this step is the last."""
+    """Send keys to the next rank, unless this step is the last."""
     return pass_on(here, ring.ranks) if step + 1 < ring.steps else None
 
 
 def _share(ring: Ring, block: Block, x: Saved, along: Along, captured: list[Tensor]) -> list[Tensor]:
-    """What a block adds to the gradients of q, k, v and captured tensors; `x` has this step's keys and values."""
+    """Compute a block's part of the gradients of q, k, v and captured tensors; `x` has this step's k and v."""
     rows, keys = block.rows, block.keys
     part = Saved(x.q[:, rows], x.k[:, keys], x.v[:, keys], x.out[:, rows], x.lse[..., rows].contiguous(), None)
     dout = torch.zeros_like(part.out) if along.dout is None else along.dout[:, rows]

@@ -1,4 +1,4 @@
-"""Cuts tensors into the shards of ranks, and puts them together again."""
+"""Cuts tensors into the shards of ranks, and joins them again."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from warpattn.distributed.ranks import Ranks, ranks_of, ranks_of_mesh
 from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import is_tensor, kind_of
 
-INNER = "contiguous"  # how the second dimension of a mesh cuts what the first one gives
+INNER = "contiguous"  # placement on the second dimension of a mesh
 
 
 def shard(x: Tensor, dim: int, group: Any = None, placement: str = "zigzag") -> Tensor:
-    """This rank's part of a tensor that every rank has whole; a copy, through which gradients flow.
+    """Return this rank's part of a tensor that every rank has whole, as a copy through which gradients flow.
 
     x: any tensor whose size in `dim` is a multiple of the ranks, with "zigzag" of twice the ranks. group: None (all
-    processes), a ProcessGroup or a DeviceMesh; with two dimensions, as `mesh_attention` takes them. Positions, labels
-    and whatever else belongs to a token are cut in the same way. Raises AttentionError.
+    processes), a ProcessGroup or a DeviceMesh, of two dimensions for `mesh_attention`. Cut positions, labels and other
+    tensors with a row per token in the same way. Raises AttentionError.
     """
     dim = _checked(x, dim, placement)
     for ranks, name in _cuts(group, placement):
@@ -32,9 +32,9 @@ def shard(x: Tensor, dim: int, group: Any = None, placement: str = "zigzag") -> 
 
 
 def unshard(x: Tensor, dim: int, group: Any = None, placement: str = "zigzag") -> Tensor:
-    """The whole tensor, on every rank, from the parts that `shard` made; a collective.
+    """Join the parts that `shard` made to the whole tensor, on every rank; a collective.
 
-    All ranks pass equal shapes. The gradient of a part is the sum of what all ranks' losses say of it. Raises
+    All ranks pass equal shapes. The gradient of a part is the sum of the gradients on all ranks. Raises
     AttentionError, on every rank, for arguments that break a rule or differ between ranks.
     """
     cuts = _cuts(group, placement)
@@ -58,7 +58,7 @@ def _checked(x: Any, dim: int, placement: str) -> int:
 
 
 def _cuts(group: Any, placement: str) -> list[tuple[Ranks, str]]:
-    """The groups that cut one after the other, each with its placement."""
+    """Return the groups that cut a tensor one after the other, each with its placement."""
     if isinstance(group, DeviceMesh) and group.ndim == 2:
         ring, heads = ranks_of_mesh(group)
         return [(ring, placement), (heads, INNER)]
@@ -66,14 +66,14 @@ def _cuts(group: Any, placement: str) -> list[tuple[Ranks, str]]:
 
 
 class _Gather(torch.autograd.Function):
-    """The parts of all ranks in the order of the sequence."""
+    """Gathers the parts of all ranks in the order of the sequence."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, ranks: Ranks, placement: Placement) -> Tensor:
         ctx.given = dim, ranks, placement
         sent = x.contiguous()
         if x.is_floating_point() and x.itemsize == 1:
-            sent = sent.view(torch.uint8)  # gloo knows no floats of 8 bits
+            sent = sent.view(torch.uint8)  # gloo has no 8-bit floats
         parts = [torch.empty_like(sent) for _ in range(ranks.size)]
         dist.all_gather(parts, sent, group=ranks.group)
         return placement.join(torch.cat(parts, dim), dim).view(x.dtype)

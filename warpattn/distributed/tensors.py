@@ -1,6 +1,6 @@
 """`attention` of DTensors that are sharded along the sequence: a ring over that dimension of their mesh.
 
-    q, k, v    (B, S, H, D), placed alike on one mesh    Shard(1) on one dimension of it: contiguous, as DTensors are
+    q, k, v    (B, S, H, D), placed alike on one mesh    Shard(1) on one mesh dimension: contiguous, as DTensors are;
                                                          on others Replicate(), Shard(0) batch, Shard(2) heads:
     out        placed as q                               there each rank has its own sequences and heads
 """
@@ -24,7 +24,7 @@ OF_LSE = {BATCH: Shard(0), ROWS: Shard(2), HEADS: Shard(1), Replicate(): Replica
 
 
 def attend(call: Call, backend: str | Backend) -> Any:
-    """Out, with `return_lse` also the LSE, as DTensors. Raises AttentionError."""
+    """Return out, with `return_lse` also the LSE, as DTensors. Raises AttentionError."""
     q, k, v = _checked(call)
     mesh, placements = q.device_mesh, q.placements
     result = ring_attention(
@@ -40,7 +40,7 @@ def attend(call: Call, backend: str | Backend) -> Any:
 
 
 def _checked(call: Call) -> tuple[DTensor, DTensor, DTensor]:
-    """q, k and v, if they can be attended to in a ring."""
+    """Return q, k and v; raises AttentionError if a ring cannot attend to them."""
     rules, q = Rules(), call.q
     assert isinstance(q, DTensor)
     for name, x in (("k", call.k), ("v", call.v)):

@@ -1,6 +1,6 @@
-"""What SGLang calls in each of its processes (entry point `sglang.srt.plugins`): names the backend, and no more.
+"""The plug-in that SGLang loads in each process (entry point `sglang.srt.plugins`): it only registers the backend.
 
-The backend's own module is imported when it is chosen, so that an unused plug-in costs nothing.
+The backend's own module is imported when it is chosen, so an unused plug-in costs nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Functions with another library's signature, where an argument is served, a hint, or refused, and never just ignored.
+"""Decorates functions with another library's signature: each argument is served, a hint, or refused, never ignored.
 
-The signature is a text, as its library documents it. The function that serves it gets one value with an attribute per
-argument, so that twenty arguments need no twenty parameters:
+The signature is a text, as its library documents it. The decorated function gets one value with an attribute per
+argument, so twenty arguments do not need twenty parameters:
 
     @drop_in("q: 4, k, v, dropout_p=0.0, scale: number=None, causal=False, num_splits=1",
              refused={"dropout_p": "there is no dropout"}, hints={"num_splits"})
@@ -9,8 +9,8 @@ argument, so that twenty arguments need no twenty parameters:
         return attention(given.q, given.k, given.v, mask=Causal() if given.causal else None)
 
 refused   any value but the default raises an AttentionError: argument, value, rule
-hints     choose among ways that compute the same result; accepted and not used
-names     what errors of this package call something, and its name in this signature
+hints     choose among ways to compute the same result; accepted and not used
+names     from names in this package's errors to names in this signature
 
 The text after a colon says what the argument must be, unless it is the default None: `4` a tensor of that rank,
 `(3, 4)` of one of these (`None` among them: or None), `tensor` of any, `ints` one of integers of rank 1, `table` of
@@ -44,7 +44,7 @@ class Given:
     """The arguments of one call, by name."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        for name, value in values.items():  # and no update of __dict__, which torch.compile of 2.11 cannot trace
+        for name, value in values.items():  # no update of __dict__: torch.compile of 2.11 cannot trace it
             object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
@@ -57,7 +57,7 @@ def drop_in(
     hints: Collection[str] = (),
     names: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[[Given], Any]], Callable[..., Any]]:
-    """A decorator that gives a function of one `Given` the signature `signature`; see the module."""
+    """Make a decorator that gives a function of one `Given` the signature `signature`; see the module."""
     spec, kinds = _parsed(signature)
     positional = tuple(p.name for p in spec.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD)
     defaults = {p.name: p.default for p in spec.parameters.values() if p.default is not p.empty}
@@ -106,7 +106,7 @@ def drop_in(
 
 
 def _parsed(signature: str) -> tuple[inspect.Signature, dict[str, Kind]]:
-    """The signature, and what the arguments with a colon must be."""
+    """Return the signature, and what the arguments with a colon must be."""
     (function,) = ast.parse(f"def function({signature}): ...").body
     assert isinstance(function, ast.FunctionDef)  # it was written as one
     spec = function.args
@@ -127,7 +127,7 @@ def _kind(node: ast.expr) -> Kind:
 
 
 def _faults(name: str, value: Any, kind: Kind) -> list[str]:
-    """One sentence if a value is not of its kind."""
+    """Return one sentence if a value is not of its kind, else none."""
     (first, *_) = kind
     if first in NUMBERS:
         fits = _is_number(number(value), str(first))
@@ -148,7 +148,7 @@ def _is_number(found: float | None, kind: str) -> bool:
 
 
 def require_integers(name: str, x: Tensor) -> None:
-    """That a tensor of offsets, lengths or indices holds such, on the CPU of 32 bits: kernels read no more."""
+    """Require a tensor of offsets, lengths or indices to hold integers, on the CPU ones that fit 32 bits."""
     if reasons := _not_integers(name, x):
         raise AttentionError(*reasons)
 
@@ -167,18 +167,18 @@ def _literal(node: ast.expr | None) -> Any:
 
 
 def _renamed(reason: str, names: Mapping[str, str]) -> str:
-    """Whole names only: `k_new` is not part of `cu_seqlens_k_new`."""
+    """Rename in whole words only: `k_new` is not part of `cu_seqlens_k_new`."""
     ours = "|".join(re.escape(name) for name in names)
     return re.sub(rf"(?<![\w.])(?:{ours})(?!(?<=\w)\w)", lambda found: names[found[0]], reason)
 
 
 def _same(value: Any, default: Any) -> bool:
-    """Whether an argument says no more than its default does; None always means that it is left out."""
+    """Whether an argument equals its default; None always means that it is left out."""
     if value is None or isinstance(value, Tensor):
         return value is None
     try:
         same = value == default
-    except Exception:  # an object that cannot be compared says something else
+    except Exception:  # an object that cannot be compared is not the default
         return False
     return not getattr(same, "shape", ()) and bool(same)  # NumPy compares arrays element by element
 

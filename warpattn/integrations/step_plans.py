@@ -1,8 +1,8 @@
-"""Launches that engines keep for steps of one size, shared by all layers that have equal options.
+"""Keeps a `StepPlan` per size of engine steps, shared by all layers with equal options.
 
     step ─▶ sizes rounded up to powers of two ─▶ StepPlan ─▶ launches, with the step's own addresses and requests
 
-So few plans serve every step, whatever engines capture and schedule: each holds a workspace, and none may go while a
+Rounding keeps plans few, whatever engines capture and schedule: each plan holds a workspace and must live as long as a
 captured graph uses it.
 """
 
@@ -22,7 +22,7 @@ from warpattn.serving import StepPlan
 
 
 class ScoreOptions(NamedTuple):
-    """What the layer's score is made of; equal ones share a score and its tensors."""
+    """The options of a layer's score; equal ones share a score and its tensors."""
 
     soft_cap: float | None
     slopes: tuple[float, ...] | None
@@ -30,7 +30,7 @@ class ScoreOptions(NamedTuple):
 
 @cache
 def layer_score(options: ScoreOptions, device: torch.device) -> Score | None:
-    """Soft-cap first, then ALiBi; slopes are given as numbers; layers may change device."""
+    """Make the score: soft-cap first, then ALiBi, with slopes given as numbers."""
     score = SoftCap(options.soft_cap) if options.soft_cap else None
     if options.slopes is None:
         return score
@@ -39,20 +39,20 @@ def layer_score(options: ScoreOptions, device: torch.device) -> Score | None:
 
 
 class LayerModifiers(NamedTuple):
-    """What a layer does to scores, by value."""
+    """Mask, score and scale of a layer, by value."""
 
     mask: Mask
     score: ScoreOptions
     scale: float
 
     def tail(self, device: torch.device) -> dict[str, Any]:
-        """The keywords of `attention`, but for sinks."""
+        """Return the keywords of `attention`, without sinks."""
         return {"mask": self.mask, "score": layer_score(self.score, device), "scale": self.scale}
 
 
 class StepPlans:
-    """The plans of one metadata builder, whose steps never overlap. `decoded`: new tokens of a decoding request at
-    most, drafts among them; steps without longer requests have plans of their own. batch_invariant: see `StepPlan`."""
+    """The plans of one metadata builder, whose steps never overlap. `decoded`: most new tokens of a decoding request,
+    drafts included; steps without longer requests have separate plans. batch_invariant: see `StepPlan`."""
 
     def __init__(self, decoded: int = 1, *, batch_invariant: bool = False) -> None:
         self.decoded = decoded
@@ -68,7 +68,7 @@ class StepPlans:
         out: Tensor,
         sinks: Tensor | None,
     ) -> None:
-        """Attention of a step into `out`."""
+        """Attend a step and write to `out`."""
         rows, rotary = parted(q)
         bound = self.bound_of(seq)
         tokens, requests = rounded(len(rows)), rounded(len(kv.lengths))
@@ -84,7 +84,7 @@ class StepPlans:
         self, layer: LayerModifiers, q: Tensor | LatentQuery, kv: PagedKV, sizes: tuple[int, int, int | None],
         sinks: Tensor | None,
     ) -> StepPlan:  # fmt: skip
-        """A plan for steps like this one of up to (tokens, requests, tokens of a request)."""
+        """Make a plan for steps like this one of up to (tokens, requests, tokens of a request)."""
         tokens, requests, bound = sizes
         rows, rotary = parted(q)
         largest = of_parts(*(like_rows(x, tokens) for x in (rows, *rotary.values())))
@@ -96,17 +96,17 @@ class StepPlans:
         return StepPlan(largest, pages, seq, sinks=sinks, batch_invariant=self.batch_invariant, **tail)
 
     def bound_of(self, seq: Ragged) -> int | None:
-        """The bound that a step's plan promises: one of few, since each has kernels of its own."""
+        """Return the bound that a step's plan promises: one of few, since each has its own kernels."""
         if seq.max_q is None or seq.max_q > self.decoded:
             return None
         return 1 if seq.max_q <= 1 else self.decoded
 
 
 def like_rows(x: Tensor, rows: int) -> Tensor:
-    """So many rows like those of `x`, of any values."""
+    """Return uninitialised rows like those of `x`."""
     return x.new_empty(0).new_empty_strided((rows, *x.shape[1:]), x.stride())
 
 
 def rounded(number: int) -> int:
-    """The next power of two."""
+    """Round up to a power of two."""
     return 1 << max(number - 1, 0).bit_length()

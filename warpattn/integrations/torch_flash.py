@@ -1,4 +1,4 @@
-"""torch's flash-attention operators, replaced by this package; what `torch_sdpa.register` puts in torch's registry.
+"""Replaces torch's flash-attention operators by this package; `torch_sdpa.register` puts it in torch's registry.
 
     F.scaled_dot_product_attention ─▶ aten::_scaled_dot_product_flash_attention           CUDA  (batch, heads, seq, dim)
                                       aten::_scaled_dot_product_flash_attention_for_cpu   CPU
@@ -6,8 +6,8 @@
                                       aten::..._no_dropout_inplace                        both  or (total, heads, dim)
     their overloads `.quantized`      8-bit tensors with q_descale, k_descale, v_descale  both  (batch, heads_kv)
 
-So are their backward operators, from the results of the forward. Where our kernels have no gradients, the backward
-operator raises the error that says so.
+Their backward operators are replaced, too; they use the results of the forward. Where our kernels have no gradients,
+the backward operator raises an error that says so.
 
 `is_causal` is aligned to the top left in the operators of scaled_dot_product_attention, and to the bottom right in
 `_flash_attention_forward`, as in torch.
@@ -49,7 +49,7 @@ RAGGED = (
 
 
 class Handle:
-    """What torch keeps while we are active; `remove()` gives torch its own operators back."""
+    """The handle that torch keeps while we are active; `remove()` restores torch's own operators."""
 
     def __init__(self, libraries: list[Library]) -> None:
         self.libraries = libraries
@@ -60,7 +60,7 @@ class Handle:
 
 
 def put_in_place() -> Handle:
-    """Replace torch's operators until `remove()` of the result; one warning where `varlen_attn` would pass them by."""
+    """Replace torch's operators until `remove()` of the result; warns once if `varlen_attn` would bypass them."""
     if prefers_cudnn():
         advice = "use sdpa_kernel(SDPBackend.FLASH_ATTENTION) or torch.backends.cuda.enable_cudnn_sdp(False)"
         warnings.warn(f"torch {torch.__version__}'s varlen_attn takes cuDNN's operators here, not these; {advice}",
@@ -200,7 +200,7 @@ def _dense_backward(given: Given, mask: Any) -> tuple[Tensor, ...]:
 
 
 def _dense(given: Given, mask: Any, out: Tensor) -> Tensor:
-    """Attention into `out` (batch, heads, seq, dim); the LSE."""
+    """Attend into `out` (batch, heads, seq, dim); return the LSE."""
     q, k, v, target = (x.transpose(1, 2) for x in (given.query, given.key, given.value, out))
     with torch.no_grad():  # an operator runs below autograd, which calls the backward operator
         _, lse = attention(q, k, v, mask=mask, scale=given.scale, out=target, return_lse=True)
@@ -225,7 +225,7 @@ def _ragged(given: Given) -> tuple[Tensor, Tensor]:
 
 
 def _random_state(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """rng_state, unused and debug mask: results that exist for dropout."""
+    """Return rng_state, unused and debug mask: results that exist for dropout."""
     zeros = [torch.zeros(shape, dtype=torch.uint64, device=like.device) for shape in ((2,), ())]
     return zeros[0], zeros[1], like.new_empty(0)
 

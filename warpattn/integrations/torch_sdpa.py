@@ -53,8 +53,8 @@ def scaled_dot_product_attention(
     Leading dimensions broadcast; without any there is one head. attn_mask broadcasts to (..., Hq, L, S): bool, True is
     visible, or float, which is added, or a CausalBias. With enable_gqa Hq may be a multiple of the heads of key and of
     value. Within torch.autocast the dtype is that of the region. The result is laid out like query. Nested tensors of
-    jagged layout (batch, heads, ragged, head_dim) give such a tensor; they take no attn_mask. Raises AttentionError;
-    dropout is among what is refused.
+    jagged layout (batch, heads, ragged, head_dim) give such a tensor; they take no attn_mask. Raises AttentionError,
+    also for dropout.
     """
     if dropout_p is not None and number(dropout_p) != 0:
         raise AttentionError(f"dropout_p is {kind_of(dropout_p)}; there is no dropout: pass 0.0, as for inference")
@@ -90,7 +90,7 @@ def scaled_dot_product_attention(
 
 
 def _repeated(x: Tensor, heads: int, dim: int) -> Tensor:
-    """Each head, in `dim`, as often as it takes to have `heads`; keys and values may have different numbers of them."""
+    """Repeat each head, in `dim`, to get `heads`; keys and values may have different numbers of heads."""
     if not x.shape[dim] or heads % x.shape[dim]:
         what = f"query has {heads} heads and key or value {x.shape[dim]}"
         raise AttentionError(f"{what}; they must divide those of query")
@@ -98,7 +98,7 @@ def _repeated(x: Tensor, heads: int, dim: int) -> Tensor:
 
 
 def _causal(bias: CausalBias, query: Tensor, key: Tensor) -> Mask:
-    """torch.nn.attention.bias's causal masks, which hold no values."""
+    """Convert a causal mask of torch.nn.attention.bias, which holds no values."""
     made, wanted = (bias.seq_len_q, bias.seq_len_kv), (query.shape[-2], key.shape[-2])
     if made != wanted:
         raise AttentionError(f"attn_mask is a CausalBias for {made} queries and keys; they are {wanted}")
@@ -117,7 +117,7 @@ def swapped() -> Iterator[None]:
 
 
 class _Swap(TorchFunctionMode):
-    """Sends one function elsewhere."""
+    """Redirects calls of torch's function to ours."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.scaled_dot_product_attention:
@@ -142,7 +142,7 @@ def register(name: str = NAME) -> None:
 
 
 def _leading(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[int, ...]:
-    """The leading dimensions of the result, heads included."""
+    """Return the leading dimensions of the result, heads included."""
     grouped = enable_gqa and all(x.ndim > 2 for x in (query, key, value))
     shapes = [tuple(x.shape[: -3 if grouped else -2]) for x in (query, key, value)]
     try:
@@ -156,14 +156,14 @@ def _leading(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tup
 
 
 def _four_dimensions(x: Tensor, lead: tuple[int, ...]) -> Tensor:
-    """x as (batch, its heads, seq, head_dim), expanded where it broadcasts."""
+    """Reshape x to (batch, its heads, seq, head_dim), expanded where it broadcasts."""
     heads = lead[-1:] if x.ndim < 3 or x.shape[-3] == 1 or not lead else x.shape[-3:-2]
     x = x.expand(*lead[:-1], *heads, *x.shape[-2:])
     return x.reshape(math.prod(lead[:-1]), *(heads or (1,)), *x.shape[-2:])
 
 
 def _mask(mask: Tensor, lead: tuple[int, ...]) -> Mask:
-    """attn_mask as (batch, heads, L, S), where any may be 1."""
+    """Convert attn_mask to (batch, heads, L, S), where any may be 1."""
     absent = not isinstance(mask, Tensor) or mask.is_nested or mask.device.type == "meta"
     fits = not absent and 2 <= mask.ndim <= len(lead) + 2
     if fits and len(lead) > 2:  # leading dimensions become one, so that `attention` does not see them
@@ -186,7 +186,7 @@ def _mask(mask: Tensor, lead: tuple[int, ...]) -> Mask:
 def _nested(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, scale: float | None, enable_gqa: bool
 ) -> Tensor:
-    """Jagged tensors (batch, heads, ragged, head_dim)."""
+    """Attend jagged tensors (batch, heads, ragged, head_dim)."""
     (q, starts_q), (k, starts_k), (v, starts_v) = (
         _jagged(name, x) for name, x in (("query", query), ("key", key), ("value", value))
     )
@@ -207,7 +207,7 @@ def _nested(
 
 
 def _jagged(name: str, x: Any) -> tuple[Tensor, Tensor]:
-    """values (total, heads, head_dim) and int64 offsets of a jagged (batch, heads, ragged, head_dim) tensor."""
+    """Return values (total, heads, head_dim), int64 offsets of a jagged (batch, heads, ragged, head_dim) tensor."""
     rule = "with nested tensors query, key and value must be jagged (batch, heads, ragged, head_dim), without holes"
     if not (x.is_nested and x.layout == torch.jagged):
         raise AttentionError(f"{name} has layout {x.layout}; {rule}")

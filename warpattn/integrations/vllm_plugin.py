@@ -1,6 +1,6 @@
-"""What vLLM calls in each of its processes (entry point `vllm.general_plugins`): names the backend, and no more.
+"""The plug-in that vLLM loads in each process (entry point `vllm.general_plugins`): it only registers the backend.
 
-The backend's own module is imported by vLLM when it is chosen, so that an unused plug-in costs nothing.
+vLLM imports the backend's own module when it is chosen, so an unused plug-in costs nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ VERSIONS = ((0, 26), (0, 33))  # of vLLM whose interface was read: oldest, newes
 
 
 def register() -> None:
-    """Register our backends as WARPATTN and WARPATTN_MLA where vLLM takes new names (0.32 does), and the former as
-    CUSTOM unless another plug-in holds that; one warning for a version of vLLM whose interface was not compared."""
+    """Register our backends as WARPATTN and WARPATTN_MLA if vLLM takes new names (0.32 does), and the former as CUSTOM
+    unless another plug-in has that; warns once about a version of vLLM outside of `VERSIONS`."""
     check_version(getattr(vllm, "__version__", ""))
     with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):  # an enumeration that is closed
         for name, path in ({NAME: PATH} | LATENT).items():
@@ -32,7 +32,7 @@ def register() -> None:
 
 
 def check_version(version: str) -> None:
-    """Warn about a version outside of those that were read; one that says nothing is not judged."""
+    """Warn about a version outside of `VERSIONS`; one that cannot be read passes."""
     found = re.match(r"(\d+)\.(\d+)", version)
     if found is None:
         return

@@ -1,1 +1,1 @@
-"""The language of masks and scores: functions are traced to expressions, which torch evaluates and kernels compile."""
+"""The language of masks and scores: functions are traced to nodes, which torch evaluates and kernels compile."""

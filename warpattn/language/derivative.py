@@ -3,12 +3,12 @@
     f(s, b, h, q, k, captured) ──▶ slope        df/ds, a node over the same symbols
                                ──▶ adjoints     for every read T[i, j]: df/dT[i, j], and the indices i, j
 
-A gradient of an attention score g is then g * slope for s, and g * value added to T at its index. Everything is nodes
-of the same language: `evaluate` and the kernels run them like the score itself, and a slope that does not depend on
-anything folds to a constant (1.0 for ALiBi, Bias and all that only add).
+With g the gradient of the new score, s gets g * slope, and g * value is added to T's gradient at the index. Derivatives
+are nodes of the same language: `evaluate` and the kernels run them like the score itself, and a slope that depends on
+nothing folds to a constant (1.0 for ALiBi, Bias and others that only add).
 
-A kink has the derivative that torch gives it: 0 for abs at 0; of two equal operands of minimum and maximum half each,
-but all of it for the one that a constant is compared with. Comparisons, ints, // and the way to an index have none.
+Derivatives at kinks are torch's: 0 for abs at 0; of two equal operands of minimum or maximum each gets half, but all of
+it if the other is a constant. Comparisons, ints, // and the computation of an index have none.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class Adjoint(NamedTuple):
 
     @property
     def symbols(self) -> frozenset[str]:
-        """What the index depends on: {"h"} for one number per head, {"h", "q", "k"} for a bias of every head."""
+        """Symbols that the index depends on: {"h"} for a number per head, {"h", "q", "k"} for a bias per head."""
         return frozenset(node.value for node in postorder(self.index) if node.op == "sym")
 
 
 @dataclass(frozen=True, eq=False)
 class Derivative:
-    """A score and its derivatives, recorded in one trace: parts that they share are one node.
+    """A score and its derivatives, recorded in one trace, so that shared parts are one node.
 
-    `tensors` are those of the score, in its order. Equal keys of scores have equal derivatives.
+    `tensors` are the score's, in its order. Scores with equal keys have equal derivatives.
     """
 
     score: Node
@@ -49,7 +49,7 @@ class Derivative:
 
     @property
     def constant_slope(self) -> float | None:
-        """df/ds where it is one number, so that no kernel has to compute it."""
+        """df/ds if it is one number, so that no kernel has to compute it; else None."""
         return self.slope.value if self.slope.is_constant else None
 
     @property
@@ -59,12 +59,12 @@ class Derivative:
         return not any(node.op in ("exp", "log") or _divides_by_a_value(node) for node in nodes)
 
     def program(self, *outputs: Node) -> Program:
-        """Some of the nodes with the tensors that they read: what a kernel compiles."""
+        """Make a program of some of the nodes, for a kernel to compile."""
         return Program(outputs, self.tensors)
 
 
 def differentiate(score: Node, tensors: tuple[Tensor, ...]) -> Derivative:
-    """The derivatives of a traced score with respect to the symbol s and to what it reads of float `tensors`."""
+    """Differentiate a traced score by the symbol s and by the elements of float `tensors` that it reads."""
     recorder = Trace()
     recorder.tensors = list(tensors)
     token = running.set(recorder)
@@ -85,7 +85,7 @@ def differentiate(score: Node, tensors: tuple[Tensor, ...]) -> Derivative:
 
 
 def _recorded(score: Node) -> Node:
-    """The same nodes in the running trace, so that equal ones built on them are the same objects."""
+    """Rebuild the nodes in the running trace, so that equal nodes built on them are the same objects."""
     again: dict[int, Node] = {}
     for node in postorder((score,)):
         op, dtype, *rest = node
@@ -94,7 +94,7 @@ def _recorded(score: Node) -> Node:
 
 
 def _reverse(score: Node, order: list[Node]) -> dict[int, Node]:
-    """The adjoint of every float node that needs one, by identity."""
+    """Return the adjoint of every float node that needs one, by `id`."""
     moving: set[int] = set()  # nodes that change with s or with a float that is read
     for node in order:
         leaf = node.value == "s" if node.op == "sym" else node.op == "load"
@@ -146,13 +146,13 @@ def _where(condition: Node, yes: Node, no: Node) -> Node:
 
 
 def _sign_of(g: Node, x: Node) -> Node:
-    """g * sign(x), 0 at 0; no product, so that it stays finite where g is not used."""
+    """g * sign(x), 0 at 0; not a product, so that it stays finite where g is not used."""
     above, below = build("gt", "bool", x, _zero()), build("lt", "bool", x, _zero())
     return _where(above, g, _where(below, _neg(g), _zero()))
 
 
 def _chosen(g: Node, x: Node, other: Node, op: str) -> Node:
-    """g where minimum or maximum is x; a constant takes no part of a tie, else each operand half."""
+    """g where minimum or maximum is x. At a tie each operand gets half, but all of it if the other is a constant."""
     if other.is_constant:
         return _where(build({"minimum": "le", "maximum": "ge"}[op], "bool", x, other), g, _zero())
     strictly = build({"minimum": "lt", "maximum": "gt"}[op], "bool", x, other)
@@ -160,11 +160,11 @@ def _chosen(g: Node, x: Node, other: Node, op: str) -> Node:
 
 
 def _mod_divisor(g: Node, node: Node, a: Node, b: Node) -> Node:
-    """a % b is a - b * (a // b), and the quotient does not move."""
+    """The adjoint of b in a % b = a - b * (a // b), where the quotient counts as constant."""
     return _neg(_mul(g, build("floordiv", "float", a, b)))
 
 
-# For each operand of an op its rule (g, node, *operands) -> adjoint, None where it has none.
+# For each operand of an op its rule (g, node, *operands) -> adjoint, None if it has no derivative.
 _RULES: dict[str, tuple[Callable[..., Node] | None, ...]] = {
     "add": (lambda g, *_: g, lambda g, *_: g),
     "sub": (lambda g, *_: g, lambda g, *_: _neg(g)),

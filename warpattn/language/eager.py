@@ -1,7 +1,7 @@
-"""What each op of the mask and score language means for numbers and torch tensors.
+"""Defines each op of the mask and score language on numbers and torch tensors.
 
-One table, `OPS`, gives constant folding, the functions that users call, and the interpreter their arithmetic, so the
-three cannot disagree. Every function takes Python numbers, tensors, or a mixture that broadcasts.
+Constant folding, the functions that users call, and the interpreter all compute with one table, `OPS`, so they cannot
+disagree. Every function takes Python numbers, tensors, or a mixture that broadcasts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def minimum(a: Any, b: Any) -> Any:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return torch.minimum(a, b)
     if isinstance(a, Tensor):
-        return torch.where(a > b, b, a)  # at a tie all of the gradient is a's, in every torch; clamp's differ
+        return torch.where(a > b, b, a)  # at a tie a gets all of the gradient; with clamp torch's versions differ
     return minimum(b, a) if isinstance(b, Tensor) else min(a, b)
 
 
@@ -82,7 +82,7 @@ def to_int(x: Any) -> Any:
 
 
 def to_int64(x: Any) -> Any:
-    """A bool or an int as an int of 64 bits."""
+    """A bool or an int as a 64-bit int."""
     return x.to(torch.int64) if isinstance(x, Tensor) else int(x)
 
 
@@ -112,7 +112,7 @@ def _truediv(a: Any, b: Any) -> Any:
 
 
 def _floordiv(a: Any, b: Any) -> Any:
-    """An int is never divided by 0, see `expr`."""
+    """a // b; ints are never divided by 0, see `expr`."""
     return a // b if isinstance(a, Tensor) or isinstance(b, Tensor) or b else _truediv(a, b)
 
 

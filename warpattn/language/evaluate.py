@@ -1,4 +1,4 @@
-"""Runs traced nodes with torch: the meaning of a mask or score, tile by tile, in the reference and in pictures.
+"""Evaluates the nodes of a traced mask or score with torch, tile by tile, for the reference and for pictures.
 
 Symbols are bound to Python numbers or to int tensors that broadcast against each other (b as [B, 1, 1, 1], q as [R, 1],
 ...). Float loads are cast to `float_dtype` and stay differentiable.
@@ -19,7 +19,7 @@ from warpattn.language.nodes import Node, postorder
 def evaluate(
     node: Node, env: Mapping[str, Any], tensors: Sequence[Tensor], float_dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Value of one node as a tensor; its shape is what the bound symbols it depends on broadcast to (maybe `()`).
+    """Return one node's value as a tensor, in the shape to which the symbols it depends on broadcast (maybe `()`).
 
     `env` maps symbol names to numbers or tensors, `tensors` are the program's. Ints are int64, bools torch.bool.
     """
@@ -32,7 +32,7 @@ def evaluate(
 def evaluate_all(
     nodes: tuple[Node, ...], env: Mapping[str, Any], tensors: Sequence[Tensor], float_dtype: torch.dtype = torch.float32
 ) -> list[Any]:
-    """Values of several nodes, shared parts computed once. What depends on Python numbers only stays one."""
+    """Return the values of several nodes, shared parts computed once; Python numbers if they depend on such only."""
     values: dict[int, Any] = {}
     for node in postorder(nodes):
         args = [values[id(operand)] for operand in node.operands]

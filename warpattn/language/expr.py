@@ -1,7 +1,7 @@
-"""The little language of masks and scores: functions of indices, traced once, run anywhere.
+"""The language of masks and scores: functions of indices that are traced once, by calling them with symbols.
 
-A mask is a function of the indices (b, h, q, k), a score one of (s, b, h, q, k). Calling it with symbols records what
-it does as nodes (see `nodes`); `evaluate` runs the nodes with torch (the reference) and the kernels compile
+A mask is a function of the indices (b, h, q, k), a score is one of (s, b, h, q, k). A call with symbols records the
+operations as nodes (see `nodes`); `evaluate` runs the nodes with torch (the reference) and the kernels compile
 them. Functions are traced, never parsed, so a lambda or a function without source works.
 
 Meaning, the same everywhere: `//` and `%` floor as in Python; `/` gives a float; int with float gives float; bool
@@ -31,12 +31,12 @@ _INTS = ("int", "int64")
 
 
 def _both_ways(build: Callable[[Any, Any], Expr]) -> tuple[Callable[[Any, Any], Expr], Callable[[Any, Any], Expr]]:
-    """The methods of an operator with the symbol on its left, and on its right."""
+    """Return the methods of an operator with the symbol on its left and on its right."""
     return (lambda symbol, other: build(symbol, other)), (lambda symbol, other: build(other, symbol))
 
 
 class Expr:
-    """A value that is not known yet: operators on it build nodes. `a == b` builds a comparison; identity is `.node`."""
+    """A symbolic value: operators on it build nodes. `a == b` builds a comparison; compare identity by `.node`."""
 
     __slots__ = ("node",)
     __array_ufunc__ = None  # NumPy scalars leave `scalar * expr` to Expr
@@ -128,7 +128,7 @@ class Expr:
 
 @dataclass(frozen=True)
 class Table:
-    """A captured tensor as a function of indices: `table[b, k]` gives every dimension an index, reads outside give 0.
+    """A captured tensor as a function of indices: `table[b, k]` has one index per dimension; reads outside give 0.
 
     Two tables are equal when they wrap the same tensor object.
     """
@@ -150,7 +150,7 @@ class Table:
 
 
 def trace(fn: Callable[[], Any]) -> Program:
-    """Run `fn()` and record it. It returns one value or a tuple of them (symbols or numbers). Traces nest."""
+    """Run `fn()` and record it; fn returns one value or a tuple of them (symbols or numbers). Traces may nest."""
     recorder = Trace()
     token = running.set(recorder)
     try:
@@ -162,12 +162,12 @@ def trace(fn: Callable[[], Any]) -> Program:
 
 
 def symbol(name: str, dtype: str = "int") -> Expr:
-    """The value that the environment of `evaluate` or the kernel supplies under `name`."""
+    """Return a symbol, whose value the environment of `evaluate` or the kernel supplies under `name`."""
     return Expr(make("sym", dtype, name))
 
 
 def symbols(*names: str) -> list[Expr]:
-    """Several of them, ints."""
+    """Return several int symbols."""
     return [Expr(node) for node in [make("sym", "int", name) for name in names]]
 
 
@@ -237,7 +237,7 @@ def to_float(x: Any) -> Any:
 
 
 def saturated(x: Any) -> Any:
-    """An int of 64 bits as the nearest one of 32. Symbols, numbers or tensors."""
+    """Clamp a 64-bit int to 32 bits. Symbols, numbers or tensors."""
     if isinstance(x, Expr) and x.dtype != "int64":
         return x
     low, high = INT32
@@ -254,7 +254,7 @@ def to_int(x: Any) -> Any:
 
 
 def user_result_error(fn: Callable[..., Any], got: Any, rule: str) -> AttentionError:
-    """The error for a user's function that returns something else than its rule says."""
+    """Return the error for a user's function whose result breaks `rule`."""
     kind = f"a symbol of dtype {got.dtype}" if isinstance(got, Expr) else type(got).__name__
     return AttentionError(f"{line_of(fn)}: {getattr(fn, '__qualname__', fn)} returned {kind}; {rule}")
 
@@ -272,7 +272,7 @@ def _node(value: Any) -> Node:
         return whole_number(value)
     if isinstance(value, float):
         return const(value, "float")
-    if isinstance(value, torch.SymInt):  # a size that torch.compile keeps open: the graph is made for this one
+    if isinstance(value, torch.SymInt):  # a dynamic size of torch.compile: the graph is specialised to it
         return whole_number(int(value))
     if isinstance(value, torch.Tensor | Table):
         how = "give it one index per dimension" if value.shape else "read its number as name[()]"
@@ -284,7 +284,7 @@ def _node(value: Any) -> Node:
 
 
 def _common(values: tuple[Any, ...], least: str = "bool") -> list[Node]:
-    """Nodes of `values`, cast to the widest of their dtypes, at least `least`."""
+    """Return the nodes of `values`, cast to the widest of their dtypes, at least `least`."""
     nodes = [_node(value) for value in values]
     dtypes = {least, *[node.dtype for node in nodes]}
     if len(dtypes) == 1:

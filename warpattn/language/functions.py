@@ -1,7 +1,7 @@
-"""Values that are made of a function of users: two are equal where function, captured values and all that it reads are.
+"""Base class of masks and scores made of a user's function; two are equal if the function and all that it reads are.
 
-A function is traced once, and equal values share the program, so what the function reads is part of its identity (see
-`meaning`).
+A function is traced once, and equal values share the program, so everything that the function reads is part of its
+identity (see `meaning`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from warpattn.language.meaning import UnknownError, meaning
 
 
 class OfFunction:
-    """A frozen value that is made of a function of users and of what that captures."""
+    """A frozen value made of a user's function and its captured values."""
 
     fn: Callable[..., Any]
     captured: tuple[tuple[str, Any], ...]
@@ -24,7 +24,7 @@ class OfFunction:
         try:
             return meaning((self.fn, self.captured))
         except UnknownError:
-            return object()  # equal to itself alone
+            return object()  # equal only to itself
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and other._meaning == self._meaning  # type: ignore[attr-defined]

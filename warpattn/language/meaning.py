@@ -1,8 +1,8 @@
-"""What a value means, as a key: equal keys make equal programs.
+"""Computes keys of masks and scores: values with equal keys make equal programs.
 
 Python's own equality is too wide for that: 2, 2.0 and True are equal, and so are 0.0 and -0.0, but a mask or score that
-computes with one of them becomes another program with the other. A function that reads a global or a closure means
-something else once that has another value, so what it reads is part of its key, and so is what methods of a user's
+computes with one of them is another program with the other. The meaning of a function that reads a global or a closure
+changes with the value there, so the values that it reads are part of its key, and so are those that methods of a user's
 class read. Where the meaning cannot be known (a list, an object that may change, another module's attributes), there is
 no key.
 """
@@ -23,20 +23,20 @@ import torch
 
 from warpattn.language.expr import Table
 
-NOT_STATE = ("_program", "_fixed", "_held", "_meaning", "_blocks")  # what values keep about themselves
+NOT_STATE = ("_program", "_fixed", "_held", "_meaning", "_blocks")  # attributes that cache something
 _PLAIN = frozenset((int, bool, str, bytes, type(None), torch.dtype, Table))
 _THEMSELVES = (torch.Tensor, FunctionType, BuiltinFunctionType, ModuleType, type)
-_STEADY = ("warpattn", "torch", "math", "numpy", "builtins", "operator")  # modules whose attributes stay
+_STEADY = ("warpattn", "torch", "math", "numpy", "builtins", "operator")  # modules whose attributes do not change
 
 _READERS = ("__import__", "eval", "exec", "globals", "input", "locals", "open", "vars")  # builtins
 
 
 class UnknownError(LookupError):
-    """A value whose meaning cannot be known."""
+    """Raised for a value whose meaning cannot be known."""
 
 
 def meaning(value: Any, within: tuple[Any, ...] = ()) -> Hashable:
-    """The key of a value; UnknownError where it has none. `within`: functions that call it, classes of methods."""
+    """Return the key of a value; raises UnknownError if it has none. `within`: calling functions, methods' classes."""
     kind = type(value)
     if kind in _PLAIN:
         return kind, value
@@ -80,7 +80,7 @@ def _is_ours(kind: type) -> bool:
 
 
 def _state(value: Any, within: tuple[Any, ...]) -> Hashable:
-    """Attributes of a frozen value by name; of a subclass they may be more than the fields that `==` compares."""
+    """Key of a frozen value's attributes; a subclass may have more than the fields that `==` compares."""
     own = getattr(value, "__dict__", {})
     state = []
     for name, each in own.items():
@@ -93,7 +93,7 @@ def _state(value: Any, within: tuple[Any, ...]) -> Hashable:
 
 
 def _methods(kind: type, within: tuple[Any, ...]) -> Hashable:
-    """What the methods and properties of a user's class read, and its other attributes."""
+    """Key of everything that methods and properties of a user's class read, and of its other attributes."""
     own = [each for each in kind.__mro__ if not _is_steady(each.__module__)]
     within = (*within, *own)
     named = [(name, each) for owner in own for name, each in vars(owner).items() if _is_written(name, each)]
@@ -101,19 +101,19 @@ def _methods(kind: type, within: tuple[Any, ...]) -> Hashable:
 
 
 def _is_written(name: str, attribute: Any) -> bool:
-    """Whether an attribute of a class is not one that Python or `dataclass` makes."""
+    """Whether an attribute of a class was written by the user, not made by Python or `dataclass`."""
     return name == "__call__" or not (name.startswith("__") or isinstance(attribute, MemberDescriptorType))
 
 
 def _function_of(attribute: Any) -> Any:
-    """The function of a method, property or the like; other attributes as they are."""
+    """Return the function of a method, property or the like; other attributes unchanged."""
     for name in ("__func__", "fget", "func"):
         attribute = getattr(attribute, name, attribute)
     return attribute
 
 
 def _reads(fn: FunctionType, within: tuple[Any, ...]) -> Hashable:
-    """What a function reads beside its arguments."""
+    """Key of a function's code and of all that it reads beside its arguments."""
     if fn in within:
         return fn
     if _looks_elsewhere(fn.__code__):
@@ -126,9 +126,9 @@ def _reads(fn: FunctionType, within: tuple[Any, ...]) -> Hashable:
 
 
 def contents(value: Any, changing: dict[int, Any]) -> Hashable:
-    """What a value holds now; equal only where it still holds the same. Tensors, functions and modules are themselves:
-    a tensor's values are read by each call, what a function reads once. Lists, arrays and objects that may change are
-    added to `changing`, by their ids, and looked into once."""
+    """Return a snapshot of what a value holds, to compare with a later one. Tensors, functions and modules count by
+    identity: each call reads a tensor's values, and a function is only traced once. Lists, arrays and objects that may
+    change are added to `changing`, by their ids, and visited once."""
     kind = type(value)
     if kind is float:
         return kind, value.hex()
@@ -144,7 +144,7 @@ def contents(value: Any, changing: dict[int, Any]) -> Hashable:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """What an object holds: elements, or attributes, those in slots, too, each with its name."""
+    """Return an object's elements, or its attributes (also those in slots), each with its name."""
     if isinstance(value, tuple | list | set | frozenset | deque):
         return value
     if isinstance(value, dict):
@@ -189,6 +189,6 @@ def _looks_elsewhere(code: CodeType) -> bool:
 
 @lru_cache(maxsize=1024)
 def _names(code: CodeType) -> tuple[str, ...]:
-    """The names that code and the functions within it may read as globals."""
+    """Return the names that code and the functions within it may read as globals."""
     inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return tuple(dict.fromkeys((*code.co_names, *chain(*inner))))

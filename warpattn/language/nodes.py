@@ -1,11 +1,11 @@
-"""Nodes of traced masks and scores, the identity of a recorded program, and what its outputs read.
+"""Nodes of traced masks and scores, the key of a recorded program, and which symbols and tensors its outputs read.
 
 A `Node` is written `(op, dtype, *args)`, dtype one of "bool", "int" (32 bits), "int64", "float", each argument a node
 except in
     ("const", dtype, number)   ("sym", dtype, name)   ("load", dtype, slot, *index nodes)
 The other ops: add sub mul truediv floordiv mod neg abs | lt le gt ge eq ne | and or xor not shl shr |
 where minimum maximum exp log tanh | float int int64 (casts). Operands of one node have one dtype: casts are nodes.
-Within one trace equal nodes are one object, so results of a walk can be remembered by `id`.
+Within one trace equal nodes are one object, so a walk can store results by `id`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PYTHON = {"bool": bool, "int": int, "int64": int, "float": float}
 
 
 class Node(tuple[Any, ...]):
-    """A node, a tuple that is equal to the plain one."""
+    """A node: a tuple, equal to a plain tuple with the same items."""
 
     __slots__ = ()
     op = property(itemgetter(0))
@@ -36,7 +36,7 @@ class Node(tuple[Any, ...]):
 
     @property
     def operands(self) -> tuple[Node, ...]:
-        """The nodes that it is computed from; of a load its indices."""
+        """The nodes that it is computed from; for a load the indices."""
         return () if self.op in ("const", "sym") else self[3:] if self.op == "load" else self[2:]
 
     @property
@@ -65,7 +65,7 @@ running: ContextVar[Trace | None] = ContextVar("warpattn_trace", default=None)
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """What a trace recorded: one node per output and the captured tensors, in the order of the load slots."""
+    """A recorded function: one node per output and the captured tensors, in the order of the load slots."""
 
     outputs: tuple[Node, ...]
     tensors: tuple[torch.Tensor, ...]
@@ -81,14 +81,14 @@ class Program:
 
 
 class Reads(NamedTuple):
-    """Everything that some outputs of a program are computed from."""
+    """The symbols and tensors that some outputs of a program are computed from."""
 
     symbols: frozenset[str]
     tensors: frozenset[int]  # load slots
 
 
 def reads(key: Hashable, outputs: slice = slice(None)) -> Reads:
-    """What the selected outputs of the program with this `Program.key` read."""
+    """Return what the selected outputs of the program with this `Program.key` read."""
     code, numbers, _ = typed("tuple[tuple[tuple, ...], tuple[int, ...], tuple]", key)
     reached: set[int] = set()
     waiting = list(numbers[outputs])
@@ -104,13 +104,13 @@ def reads(key: Hashable, outputs: slice = slice(None)) -> Reads:
 
 
 def _operand_numbers(coded: tuple[Any, ...]) -> tuple[int, ...]:
-    """The node numbers in an entry of `Program.key`: a constant and a symbol have none, and a load's slot is none."""
+    """Return the numbers of operands in an entry of `Program.key`; constants, symbols and a load's slot have none."""
     op, _, *args = coded
     return () if op in ("const", "sym") else tuple(args[1:] if op == "load" else args)
 
 
 def postorder(roots: tuple[Node, ...]) -> list[Node]:
-    """Every distinct node (by identity) under `roots`, operands before users."""
+    """List every distinct node (by identity) under `roots`, operands before users."""
     order: list[Node] = []
     seen: set[int] = set()
     stack = [(root, False) for root in reversed(roots)]
@@ -126,7 +126,7 @@ def postorder(roots: tuple[Node, ...]) -> list[Node]:
 
 
 def make(op: str, dtype: str, *args: Any) -> Node:
-    """The node as written; inside a trace, the one object for all equal nodes."""
+    """Make a node without simplifying it; inside a trace equal nodes are one object."""
     node = Node((op, dtype, *args))
     recorder = running.get()
     if recorder is None:
@@ -141,12 +141,12 @@ def const(value: Any, dtype: str) -> Node:
 
 
 def cast(node: Node, dtype: str) -> Node:
-    """`node` as "int", "int64" or "float" (or itself, when it is that already)."""
+    """Cast `node` to "int", "int64" or "float"; returns the node itself if it has that dtype."""
     return node if node.dtype == dtype else build(dtype, dtype, node)
 
 
 def build(op: str, dtype: str, *args: Node) -> Node:
-    """The simplest node that equals `op(*args)`: constants fold, and so do operations that change nothing."""
+    """Make the simplest node that equals `op(*args)`: folds constants and operations that change nothing."""
     if all(arg.is_constant for arg in args):
         try:
             return const(eager.OPS[op](*(arg.value for arg in args)), dtype)
@@ -156,14 +156,14 @@ def build(op: str, dtype: str, *args: Node) -> Node:
 
 
 def _shape_of(node: Node, number_of: dict[int, int]) -> tuple[Any, ...]:
-    """A node with its operands replaced by their numbers; constants by their text, so that -0.0 and nan keep apart."""
+    """Replace a node's operands by their numbers, a constant by its text, so that -0.0 and nan stay distinct."""
     if node.is_constant:
         return ("const", node.dtype, repr(node.value))
     return tuple(number_of[id(arg)] if type(arg) is Node else arg for arg in node)
 
 
 def _identity(op: str, args: tuple[Node, ...]) -> Node | None:
-    """The operand that `op(*args)` equals for all values of the others, if there is one."""
+    """Return the operand that `op(*args)` equals whatever the others are, else None."""
     if op == "where":
         condition, yes, no = args
         if yes is no:

@@ -1,7 +1,7 @@
-"""The values that an integer node can have, so that sums and products that leave 32 bits are computed in 64.
+"""Bounds the values of integer nodes, so that results that may exceed 32 bits are computed in 64.
 
-Positions stay below `POSITIONS`: as many keys of 8 elements fill 4 GiB for one head. An int32 tensor may hold any
-32-bit number.
+Positions stay below `POSITIONS`: that many keys of 8 two-byte elements fill 4 GiB per head. An int32 tensor may hold
+any 32-bit number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Interval(NamedTuple):
 
     @property
     def magnitude(self) -> int:
-        """Of the value farthest from 0."""
+        """The largest absolute value."""
         return max(-self.low, self.high, 0)
 
     def within(self, bounds: Interval) -> bool:
@@ -31,7 +31,7 @@ class Interval(NamedTuple):
         return bounds.low <= self.low and self.high <= bounds.high
 
 
-Known = dict[int, tuple[Interval, Node]]  # by the node's id, which no other node has while this one is kept
+Known = dict[int, tuple[Interval, Node]]  # by the node's id, unique while the entry keeps the node alive
 
 POSITIONS = 2**28
 ZERO, BOOL = Interval(0, 0), Interval(0, 1)
@@ -40,8 +40,8 @@ INT64 = Interval(-(2**63), 2**63 - 1)
 
 
 def interval(node: Node, known: Known | None = None) -> Interval:
-    """The values of an integer or boolean node; those of 32 bits are not cut to them, as only nodes made by hand exceed
-    32 bits. Adds what it finds to `known`."""
+    """Bound the values of an integer or boolean node. 32-bit nodes are not cut to 32 bits, which only nodes made by
+    hand exceed. Stores what it finds in `known`."""
     known = {} if known is None else known
     if id(node) not in known:
         known[id(node)] = _interval(node, known), node
@@ -50,7 +50,7 @@ def interval(node: Node, known: Known | None = None) -> Interval:
 
 
 def whole_number(value: int) -> Node:
-    """A constant of as many bits as it needs; AttentionError beyond 64."""
+    """Make a constant of 32 or, if needed, 64 bits; raises AttentionError beyond 64."""
     exactly = Interval(value, value)
     if not exactly.within(INT64):
         raise user_error(f"the number {kind_of(value)} meets a symbol", "ints have at most 64 bits")
@@ -58,14 +58,14 @@ def whole_number(value: int) -> Node:
 
 
 def wide_enough(op: str, nodes: list[Node]) -> list[Node]:
-    """Operands as int64 if the result of 32-bit ones might not fit 32 bits."""
+    """Cast 32-bit operands to int64 if their result might not fit 32 bits."""
     if nodes[0].dtype != "int" or _OF[op](*(interval(node, _known()) for node in nodes)).within(INT32):
         return nodes
     return [cast(node, "int64") for node in nodes]
 
 
 def never_zero(node: Node) -> bool:
-    """Whether an integer node has no value 0."""
+    """Whether an integer node cannot be 0."""
     low, high = interval(node, _known())
     return low > 0 or high < 0
 
@@ -77,7 +77,7 @@ def is_below(node: Node, limit: int) -> bool:
 
 
 def _known() -> Known:
-    """What the running trace knows."""
+    """Return the ranges that the running trace knows."""
     recorder = running.get()
     return {} if recorder is None else recorder.ranges
 
@@ -129,7 +129,7 @@ def _either(*options: Interval) -> Interval:
 
 
 def _bits(a: Interval, b: Interval = ZERO) -> Interval:
-    """All numbers of as many bits."""
+    """Bound bitwise results by all numbers of as many bits."""
     bits = max(abs(end).bit_length() for end in (*a, *b))
     return Interval(0 if a.low >= 0 and b.low >= 0 else -(2**bits), 2**bits - 1)
 

@@ -1,4 +1,4 @@
-"""What masks and scores share: a program traced once per value, and the checks of their parameters."""
+"""The base class of masks and scores, which traces a program once per value, and checks of their parameters."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class Lengths(NamedTuple):
 class Traced:
     """A frozen value with a program that is traced once.
 
-    Programs without captured tensors are shared between values of one meaning, so that `Causal()` written anew in every
-    call costs a dictionary lookup; others are kept by the object alone and live as long as it does.
+    Values with equal keys (`meaning`) share programs without captured tensors, so a new `Causal()` in every call costs
+    a dictionary lookup; other programs belong to one object and live as long as it does.
     """
 
     SHARED_AT_MOST: ClassVar[int] = 4096
-    ALONE: ClassVar[bool] = False  # whether programs of a class are kept by their objects alone
+    ALONE: ClassVar[bool] = False  # whether objects of a class never share programs
     shared: ClassVar[dict[Any, Any]] = {}
 
     def record(self) -> Any:
@@ -45,15 +45,15 @@ class Traced:
         raise NotImplementedError
 
     def program(self) -> Any:
-        """The traced program, from memory after the first time."""
+        """Return the program; traces it the first time."""
         return self.__dict__.get("_program") or self._unchanged() or self._remembered()
 
     def known_program(self) -> Any:
-        """The program if it is in memory; LookupError if it must be traced."""
+        """Return the program if it has been traced; raises LookupError if not."""
         return self.__dict__.get("_program") or self._unchanged() or self.shared[meaning(self)]
 
     def _unchanged(self) -> Any:
-        """The program of a value that holds what may change, None before it is traced; AttentionError if it changed."""
+        """Return the program of a value with mutable parts, None if not traced; AttentionError if the parts changed."""
         if "_held" not in self.__dict__:
             return None
         held, program = self.__dict__["_held"]
@@ -87,7 +87,7 @@ class Traced:
         return program
 
     def _blame(self, error: Exception) -> None:
-        """AttentionError for what a user's code or class did wrong; nothing if no such code took part."""
+        """Raise AttentionError if an error came from a user's code or class; else do nothing."""
         own = [f"a {type(part).__name__}" for part in _values(self) if is_users(part)]
         where = [line for line in (raised_at(error), *own) if line is not None]
         if where:
@@ -95,7 +95,7 @@ class Traced:
             raise AttentionError(f"{where[0]}: {named(error)}; {rule}") from error
 
     def __bool__(self) -> bool:
-        """Python's `and` and `or` would take one of two masks and drop the other without a word."""
+        """Raise: Python's `and` and `or` would silently drop one of two masks."""
         what = f"a {type(self).__name__} has no truth value (if, and, or, not)"
         raise AttentionError(f"{what}; combine masks with & | ~ and scores with |, compare with None by `is`")
 
@@ -107,8 +107,8 @@ class Traced:
 
 
 def _keep(value: Traced, program: Any) -> None:
-    """Let a value that has been traced remember its program. No attribute of it can be set any more, nor of its parts;
-    where an object that it holds may change, it remembers what that was, too."""
+    """Store the program in the traced value. From then on no attribute of the value or its parts can be set; if it
+    holds mutable objects, a snapshot of them is stored, too."""
     for part in _values(value):
         part.__dict__["_fixed"] = True
     changing: dict[int, Any] = {}
@@ -117,7 +117,7 @@ def _keep(value: Traced, program: Any) -> None:
 
 
 def _values(value: Any) -> Iterator[Traced]:
-    """A mask or score, and those that it is made of."""
+    """Yield a mask or score, and those that it is made of."""
     if isinstance(value, Traced):
         yield value
     for part in value if isinstance(value, tuple) else getattr(value, "__dict__", {}).values():
@@ -126,19 +126,19 @@ def _values(value: Any) -> Iterator[Traced]:
 
 
 def same_object(value: Any) -> Any:
-    """`value`, a tensor wrapped so that it compares and hashes by identity."""
+    """Return `value`; a tensor is wrapped so that it compares and hashes by identity."""
     return Table(value) if isinstance(value, Tensor) else value
 
 
 def whole(value: Any, low: int) -> int | None:
-    """`value` as an int (NumPy's ints and tensors without dimensions count, bools do not) from `low` to 2**30; None
-    if it is none."""
+    """Return `value` as an int from `low` to 2**30, else None. NumPy ints and tensors without dimensions count, bools
+    do not."""
     found = value if type(value) is int else number(value)
     return found if isinstance(found, int) and low <= found <= MAX_INT else None
 
 
 def settle(owner: object, name: str, value: Any) -> None:
-    """Give a field of a frozen value the number that was understood."""
+    """Set a field of a frozen value to the number that it was read as."""
     if getattr(owner, name) is not value:
         object.__setattr__(owner, name, value)
 

@@ -1,4 +1,4 @@
-"""Calls of users' functions, and errors that name the line in them."""
+"""Calls users' functions; errors name the user's line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOT_USER_CODE = (str(Path(__file__).parents[1]), str(Path(str(torch.__file__)).
 
 
 def call_user(fn: Callable[..., Any], *args: Any, **captured: Any) -> Any:
-    """Call a user's mask or score function; what Python, torch or NumPy raise about symbols names the user's line."""
+    """Call a user's mask or score function; turns any exception into an AttentionError that names the user's line."""
     try:
         return fn(*args, **captured)
     except AttentionError:
@@ -26,7 +26,7 @@ def call_user(fn: Callable[..., Any], *args: Any, **captured: Any) -> Any:
 
 
 def raised_at(error: Exception) -> str | None:
-    """The innermost line of users' code that an error passed; None if it passed none."""
+    """Return the innermost line of users' code in an error's traceback; None without one."""
     line, traceback = None, error.__traceback__
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
@@ -37,18 +37,18 @@ def raised_at(error: Exception) -> str | None:
 
 
 def named(error: Exception) -> str:
-    """An error's class and words, in one line."""
+    """Return an error's class and message in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def line_of(fn: Any) -> str:
-    """Where a function begins, or what it is if it has no code."""
+    """Return file and line where a function begins, or its repr if it has no code."""
     code = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(fn)
 
 
 def user_error(what: str, rule: str) -> AttentionError:
-    """The error for something that the user's code did in its nearest line."""
+    """Return an error that names the nearest line of users' code on the stack."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_USER_CODE):
         frame = frame.f_back

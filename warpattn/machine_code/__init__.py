@@ -1,1 +1,1 @@
-"""Reads compiled machine code: registers, spills, counts and roles of NVIDIA's, order of copies in AMD's."""
+"""Reads compiled machine code: registers, spills, counts, roles (NVIDIA); order of copies and loads (AMD)."""

@@ -1,11 +1,11 @@
-"""Reads what the roles of a specialised NVIDIA kernel share: registers and named barriers, from its LLVM IR.
+"""Reads registers and named barriers of a warp-specialised NVIDIA kernel's roles from its LLVM IR.
 
       first warps   "outside" ─▶ registers of their role ─▶ "outside"
       other warps   "waiting" ─▶ registers of a role ─▶ "waiting", until there are no more
 
-Each arrow is a `setmaxnreg`, which waits until the block has so many registers left, so a kernel whose roles need more
+Each arrow is a `setmaxnreg`, which waits until the block has enough free registers, so a kernel whose roles need more
 than a launch has never ends. Nor does one whose `bar.sync` counts other threads than those that arrive. The simulator
-runs what is compiled before this, so tests hold every kernel's `role_faults` to none.
+runs an earlier stage of the code, so tests require that no kernel has `role_faults`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _AT_LAUNCH = re.compile(r'"nvvm\.maxnreg"="(\d+)"')
 _FIRST_WARPS = re.compile(r'"ttg\.num-warps" = (\d+)')
 _OTHER_WARPS = re.compile(r"partition\d+\(.*num_warps\((\d+)\)")
 _REQUESTED = re.compile(r"requestedRegisters = array<i32: ([\d, ]+)>")
-_NEXT_ROLE = "@llvm.nvvm.barrier.cta.sync.all(i32 1)"  # behind it waiting warps read the number of their role
+_NEXT_ROLE = "@llvm.nvvm.barrier.cta.sync.all(i32 1)"  # after it, waiting warps read the number of their role
 
 
 @dataclass(frozen=True)
 class RoleCode:
-    """registers: a thread, while the role runs. barriers: (id, threads) of its named barriers."""
+    """registers: per thread, while the role runs. barriers: (id, threads) of its named barriers."""
 
     warps: int
     registers: int
@@ -41,8 +41,8 @@ class RoleCode:
 
 @dataclass(frozen=True)
 class RoleRegisters:
-    """Roles of a kernel, the first warps' one first; registers a thread at launch, of the first warps before and after
-    their role, and of other warps without a role. All are 0 where the compiler leaves registers as they are."""
+    """Roles of a kernel, that of the first warps first; registers per thread at launch, of the first warps before and
+    after their role, and of waiting warps. All are 0 if the compiler does not change registers."""
 
     at_launch: int
     outside: int
@@ -51,13 +51,13 @@ class RoleRegisters:
 
 
 def role_faults(asm: Mapping[str, str]) -> list[str]:
-    """A sentence for everything in a compiled kernel (`kernel.asm`) on which its roles could wait for ever."""
+    """Return a sentence for each reason why roles of a compiled kernel (`kernel.asm`) could wait for ever."""
     found = read_roles(asm)
     return [] if found is None else [*_register_faults(found, asm["ttgir"]), *_barrier_faults(found.roles)]
 
 
 def read_roles(asm: Mapping[str, str]) -> RoleRegisters | None:
-    """Roles, registers and barriers of a compiled kernel; None if all its warps do the same."""
+    """Read roles, registers and barriers of a compiled kernel; None if all its warps run the same code."""
     body = _blocks(asm["llir"])
     dispatch = next((name for name, text in body.items() if _NEXT_ROLE in text and "switch i8" in text), None)
     if dispatch is None:
@@ -75,7 +75,7 @@ def read_roles(asm: Mapping[str, str]) -> RoleRegisters | None:
 
 
 def _register_faults(found: RoleRegisters, ttgir: str) -> Iterator[str]:
-    """Registers are given to warpgroups: roles of fewer than four warps share one, with the most of any of them."""
+    """Check registers, which warpgroups get: roles of fewer than four warps share one, with the most of any role."""
     if found.outside == 0:
         if requested := _REQUESTED.search(ttgir):
             yield f"roles ask for {requested[1]} registers a thread, and the compiler gives them none of their own"
@@ -106,14 +106,14 @@ def _barrier_faults(roles: tuple[RoleCode, ...]) -> Iterator[str]:
 
 
 def _blocks(llir: str) -> dict[str, str]:
-    """The blocks of the kernel by name, in order."""
+    """Return the blocks of the kernel by name, in order."""
     text = llir[llir.index("define ptx_kernel") :]
     first, *rest = _BLOCK.split(text[: text.index("\n}")])
     return {"": first, **dict(zip(rest[::2], rest[1::2], strict=True))}
 
 
 def _reached(body: Mapping[str, str], start: str, end: str) -> list[str]:
-    """The blocks that `start` leads to without passing through `end`, in order."""
+    """List the blocks reachable from `start` without passing `end`, in order."""
     found, left = {start, end}, [start]
     while left:
         new = set(_TARGET.findall(body[left.pop()])) - found
@@ -123,12 +123,12 @@ def _reached(body: Mapping[str, str], start: str, end: str) -> list[str]:
 
 
 def _role(body: Mapping[str, str], blocks: list[str], warps: int, idle: int) -> RoleCode:
-    """The role in some blocks, of warps that otherwise have `idle` registers."""
+    """Read the role in some blocks, of warps that otherwise have `idle` registers."""
     registers = next((n for n in _registers(body, blocks) if n != idle), idle)
     found = [match for name in blocks for match in _BARRIER.findall(body[name])]
     return RoleCode(warps, registers, frozenset((int(a or c), int(b or d)) for a, b, c, d in found))
 
 
 def _registers(body: Mapping[str, str], blocks: list[str]) -> list[int]:
-    """All that a thread's registers become in some blocks, in order."""
+    """List all register counts that are set in some blocks, in order."""
     return [int(n) for name in blocks for n in _REGISTERS.findall(body[name])]

@@ -1,8 +1,8 @@
 """Reads NVIDIA machine code: registers, stack, shared memory, spills and instruction counts of a cubin.
 
-A kernel that compiles can still be a bad one: one spilled register inside the inner loop, or a `wgmma` that became a
-chain of FMAs, does not show in any value. These two functions make it visible on a machine without the card; the
-command line prints them (`python -m warpattn compile`) and the tests hold every shipped configuration to its numbers.
+A kernel that compiles can still be slow: a spilled register in the inner loop, or a `wgmma` that became a chain of
+FMAs, changes no value. These functions show it on a machine without the card; `python -m warpattn compile` prints their
+results, and tests check them for every shipped configuration.
 
 The disassemblers (`cuobjdump`) come with Triton's wheel, so nothing has to be installed.
 """
@@ -23,7 +23,7 @@ _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(?:@!?U?P\w+\s+)?
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel occupies, as its cubin states it.
+    """Resources of one kernel, as its cubin states them.
 
     registers: registers per thread at launch (before any `setmaxnreg`).
     stack: bytes of stack per thread; 0 in a healthy kernel.
@@ -46,7 +46,7 @@ class Resources:
 
 
 def resources(cubin: bytes) -> Resources:
-    """Registers per thread, stack, memory and spills of a cubin that holds one kernel.
+    """Read registers per thread, stack, memory and spills of a cubin that holds one kernel.
 
     Raises ValueError when `cubin` is not a cubin or holds no kernel.
     """
@@ -68,7 +68,7 @@ def resources(cubin: bytes) -> Resources:
 
 
 def opcode_counts(cubin: bytes, *, modifiers: bool = False) -> Counter[str]:
-    """How often each instruction is in the machine code of a cubin.
+    """Count each instruction in the machine code of a cubin.
 
     By default instructions are counted under their first name ("HGMMA"); with `modifiers` under their full spelling
     ("HGMMA.64x128x16.F32.BF16"). Raises ValueError when `cubin` is not a cubin.
@@ -78,12 +78,12 @@ def opcode_counts(cubin: bytes, *, modifiers: bool = False) -> Counter[str]:
 
 
 def disassembled(cubin: bytes) -> str:
-    """The machine code of a cubin as text."""
+    """Return the machine code of a cubin as text."""
     return _cuobjdump(cubin, "-sass")
 
 
 def _cuobjdump(cubin: bytes, option: str) -> str:
-    """What Triton's own cuobjdump prints about `cubin`."""
+    """Return what Triton's own cuobjdump prints about `cubin`."""
     import triton.backends.nvidia
 
     tool = Path(triton.backends.nvidia.__path__[0]) / "bin" / "cuobjdump"

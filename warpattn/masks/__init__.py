@@ -1,4 +1,4 @@
-"""Masks: which keys a query sees. `base` has what a mask is and how masks combine, `library` the masks themselves."""
+"""Masks: which keys a query sees. `base` defines `Mask` and its combinations, `library` the masks themselves."""
 
 from warpattn.masks.base import And, Mask, Not, Or
 from warpattn.masks.library import (

@@ -1,7 +1,7 @@
-"""What a mask is: the truth about one query and one key, bounds for a tile of rows, and how masks combine.
+"""Defines `Mask`, and how masks combine.
 
-`keep(b, h, q, k)` is the truth. `kv_span` bounds it for a tile of rows, so that kernels and reference skip what is
-hidden and need no test where all is visible:
+`keep(b, h, q, k)` says whether a query sees a key. `kv_span` bounds that for a tile of rows, so that kernels and
+reference skip keys that are hidden from all rows and need no test for keys that all rows see:
 
     keys   0      first      full_lo      full_hi      last     len_k
            |hidden|--- keep ---|  visible   |--- keep ---|  hidden |
@@ -29,22 +29,22 @@ SPAN_RULE = "it must return Span(first, full_lo, full_hi, last)"
 
 
 class Mask(Traced):
-    """A set of visible (query, key) pairs; `keep` is all that a new one has to write, `kv_span` makes it fast."""
+    """A set of visible (query, key) pairs. A subclass must define `keep`; defining `kv_span` makes it fast."""
 
     def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
         """Whether query position q of head h in sequence b sees key k (bool). lens None: as many queries as keys."""
         raise AttentionError(f"mask is a {type(self).__name__} without keep; a mask must define keep(b, h, q, k, lens)")
 
     def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
-        """Bounds for the rows at positions q_lo..q_hi, both included. May leave 0..lens.k; see `Span.clamped`."""
+        """Bounds for the rows at positions q_lo..q_hi, both included. May exceed 0..lens.k; see `Span.clamped`."""
         return Span(0, 0, 0, lens.k)
 
     def additive(self) -> Score | None:
-        """What the mask adds to visible scores, after every other score; None for masks that only hide."""
+        """The score that the mask adds to visible keys, after every other score; None for masks that only hide."""
         return None
 
     def picture(self, Sq: int, Sk: int, b: int = 0, h: int = 0, tile: int = 4) -> Picture:
-        """Sq queries by Sk keys, drawn: `.text` (also `str()`), and `.svg` with the spans of every `tile` rows."""
+        """Draw Sq queries by Sk keys: `.text` (also `str()`), and `.svg` with the spans of every `tile` rows."""
         return draw(self.program(), (Sq, Sk), (b, h), tile)
 
     def record(self) -> MaskProgram:
@@ -68,7 +68,7 @@ class Mask(Traced):
         return MaskProgram(keep, (first, full_lo, full_hi, last), traced.tensors, traced.key)
 
     def refuse_result(self, name: str, found: str, rule: str) -> NoReturn:
-        """AttentionError for what the method of a name returned."""
+        """Raise AttentionError because the method `name` returned `found`."""
         raise AttentionError(f"{name} of a {type(self).__name__} returned {found}; {rule}")
 
     def __and__(self, other: Mask) -> And:
@@ -82,7 +82,7 @@ class Mask(Traced):
 
 
 def span_of(mask: Mask, b: Value, h: Value, rows: tuple[Value, Value], lens: Lengths) -> Span:
-    """What `kv_span` says of the first and last row; AttentionError if that is no Span."""
+    """Call `kv_span` for the first and last row; raises AttentionError if the result is no Span."""
     span = mask.kv_span(b, h, *rows, lens)
     if not isinstance(span, Span):
         mask.refuse_result("kv_span", kind_of(span), SPAN_RULE)
@@ -91,7 +91,7 @@ def span_of(mask: Mask, b: Value, h: Value, rows: tuple[Value, Value], lens: Len
 
 @dataclass(frozen=True)
 class And(Mask):
-    """Visible in both; what `a & b` makes."""
+    """Visible in both, the result of `a & b`."""
 
     left: Mask
     right: Mask
@@ -113,7 +113,7 @@ class And(Mask):
 
 @dataclass(frozen=True)
 class Or(Mask):
-    """Visible in one of them at least; what `a | b` makes."""
+    """Visible in at least one of both, the result of `a | b`."""
 
     left: Mask
     right: Mask
@@ -129,7 +129,7 @@ class Or(Mask):
         firsts = [where(side.first < side.last, side.first, lens.k) for side in (x, y)]  # an empty side does not count
         lasts = [where(side.first < side.last, side.last, 0) for side in (x, y)]
         size_x, size_y = x.full_hi - x.full_lo, y.full_hi - y.full_lo
-        touch = (x.full_lo <= y.full_hi) & (y.full_lo <= x.full_hi)  # an empty part that does is in the other
+        touch = (x.full_lo <= y.full_hi) & (y.full_lo <= x.full_hi)  # an empty part that touches lies in the other
         longer_lo, longer_hi = (where(size_x >= size_y, x[i], y[i]) for i in (1, 2))
         full_lo = where(touch, minimum(x.full_lo, y.full_lo), longer_lo)
         full_hi = where(touch, maximum(x.full_hi, y.full_hi), longer_hi)
@@ -138,7 +138,7 @@ class Or(Mask):
 
 @dataclass(frozen=True)
 class Not(Mask):
-    """Visible where the other is not; what `~a` makes."""
+    """Visible where the other mask hides, the result of `~a`."""
 
     mask: Mask
 
@@ -165,8 +165,8 @@ class Not(Mask):
 
 @dataclass(frozen=True)
 class InOrder(Mask):
-    """The same mask in a span whose tiles kernels visit from the last key down, wherever a tile of rows begins: with
-    keys hidden before the full part, they would visit those before the others."""
+    """The same mask with a span whose key tiles kernels visit from the last down, wherever a tile of rows begins. With
+    a masked part before the full part, they would visit that part out of order."""
 
     mask: Mask
 

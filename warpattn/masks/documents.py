@@ -1,4 +1,4 @@
-"""Where packed documents begin and end, computed with torch on the device of the ids, without waiting for it."""
+"""Computes where packed documents begin and end, with torch on the device of the ids, without synchronising."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 def document_labels(ids: Tensor) -> Tensor:
-    """Ids [..., S] renumbered 1, 2, ... per row in the order of their values, int32. Equal ids stay equal."""
+    """Renumber ids [..., S] to 1, 2, ... per row in the order of their values, int32. Equal ids stay equal."""
     values, order = torch.sort(ids, dim=-1)
     ranks = _changes(values).cumsum(-1).to(torch.int32)
     return torch.empty_like(ranks).scatter_(-1, order, ranks)
 
 
 def run_labels(ids: Tensor) -> Tensor:
-    """1, 2, ... for the runs of equal neighbours in ids [..., S], int32."""
+    """Number the runs of equal neighbours in ids [..., S] 1, 2, ..., int32."""
     return _changes(ids).cumsum(-1).to(torch.int32)
 
 
@@ -41,7 +41,7 @@ def document_bounds(labels: Tensor) -> Tensor:
 
 
 def _run_bounds(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Start and end of the run of equal neighbours around each position, int64."""
+    """Return start and end of the run of equal neighbours around each position, int64."""
     size = values.shape[-1]
     position = torch.arange(size, device=values.device).expand(values.shape)
     changes = _changes(values)

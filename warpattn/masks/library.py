@@ -1,7 +1,7 @@
-"""The masks: one small class each, `keep` for the truth and `kv_span` for the key range of a tile of rows.
+"""The masks: a small class each, with `keep` for one pair and `kv_span` for the key range of a tile of rows.
 
-q counts in key positions (see `masks.base`): the last query sits at the last key. Expressions keep what depends
-on q alone or on k alone apart as long as they can: that costs a kernel one operation per row instead of one per score.
+q counts in key positions (see `masks.base`): the last query sits at the last key. Expressions combine q with k as late
+as possible: a part of q alone or k alone costs a kernel one operation per row or key instead of one per score.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Chunked(Mask):
     def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
         oldest, newest = q_lo // self.size, q_hi // self.size
         first, last = oldest * self.size, newest * self.size + self.size
-        return Span(first, newest * self.size, oldest * self.size + self.size, last)  # no full part across chunks
+        return Span(first, newest * self.size, oldest * self.size + self.size, last)  # no full part if rows span chunks
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,8 +150,8 @@ class Prefix(Mask):
 class Document(Mask):
     """ids[b, q] == ids[b, k]: packed documents see only themselves. ids: int tensor [S] or [B, S] over key positions.
 
-    Positions outside the ids see nothing and are not seen. Ids may repeat after a gap; spans are tightest without. With
-    `runs` every run of equal ids is a document of its own, and kernels read two numbers a query instead of an id a key.
+    Positions outside the ids see nothing and are not seen. Ids may repeat after a gap, which makes spans wider. With
+    `runs` each run of equal ids is its own document, and kernels read two numbers a query instead of an id a key.
     Spans are prepared once, on the ids' device: make a new Document when ids change, rather than writing into them.
     """
 
@@ -250,8 +250,8 @@ class _AddMask(Score):
 class CustomMask(OfFunction, Mask):
     """fn(b, h, q, k, **captured) -> bool, a Python function that serves the reference and the kernels unchanged.
 
-    The indices are ints (q counts in key positions, see the module). Captured values and what the function may do are
-    those of `CustomScore`. Its span is all keys; combine it by `&` with a mask that bounds the keys where one holds.
+    The indices are ints; q counts in key positions: row + (len_k - len_q). Captured values and the operations that the
+    function may use are those of `CustomScore`. Its span is all keys; combine it by `&` with a mask that bounds them.
     """
 
     fn: Callable[..., Any]

@@ -30,7 +30,7 @@ class Picture:
 
 
 def draw(program: MaskProgram, sizes: tuple[int, int], at: tuple[int, int], tile: int) -> Picture:
-    """Picture of `program` for sizes = (queries, keys) at = (batch index, head), spans for tiles of `tile` rows."""
+    """Draw `program` for sizes = (queries, keys), at = (batch index, head), with spans of tiles of `tile` rows."""
     for name, size, low in (("Sq", sizes[0], 0), ("Sk", sizes[1], 0), ("tile", tile, 1)):
         require(whole(size, low) is not None, f"{name} is {kind_of(size)}", f"it must be an int of at least {low}")
     rows, keys = sizes

@@ -1,4 +1,4 @@
-"""What a mask becomes: bounds of keys for a tile of rows, and the traced program that reference and kernels run."""
+"""`Span`, the keys of a tile of rows, and `MaskProgram`, the traced mask that reference and kernels run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Span(NamedTuple):
     last: Value
 
     def clamped(self, len_k: Value) -> Span:
-        """The same with first and last in 0..len_k and the full part between them."""
+        """Return the same span with first and last in 0..len_k and the full part between them."""
         first = self.first if type(self.first) is int and self.first == 0 else minimum(maximum(self.first, 0), len_k)
         last = self.last if self.last is len_k else maximum(minimum(self.last, len_k), 0)
         full_lo = first if self.full_lo is self.first else maximum(self.full_lo, first)
@@ -48,8 +48,8 @@ class MaskProgram:
     key: tuple[Any, ...]
 
     def for_one_query(self) -> MaskProgram:
-        """The same mask in sequences of one query, which is at the last key, so that no key is newer than it: without
-        the conditions that say so; where no other is left, with the span in which all see every key."""
+        """Return a simpler mask for sequences of one query. It sits at the last key, so no key is newer, and conditions
+        like k <= q are dropped; if no other is left, the span says that all keys are visible."""
         keep, span = _without_newer(self.keep), self.span
         if keep.is_constant and keep.value:
             first = const(0, "int")
@@ -58,7 +58,7 @@ class MaskProgram:
 
 
 def _without_newer(keep: Node) -> Node:
-    """A condition for queries that no key is newer than."""
+    """Drop conditions like k <= q, for queries that sit at the last key."""
     if keep.op in ("and", "or"):
         return build(keep.op, keep.dtype, *map(_without_newer, keep.operands))
     return const(True, "bool") if (keep.op, *keep.operands) in (("le", _K, _Q), ("ge", _Q, _K)) else keep

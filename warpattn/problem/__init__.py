@@ -1,4 +1,4 @@
-"""A call as a problem: its arguments, the rules they keep, and the frozen description that decides on a kernel."""
+"""A call's arguments, the rules that check them, and the frozen `Problem` that decides which kernel runs."""
 
 from warpattn.problem.beside import parts
 from warpattn.problem.problem import Call, CheckedCall, Problem

@@ -1,4 +1,4 @@
-"""What the planner knows of each architecture, and how Triton compiles for it."""
+"""Each GPU architecture: the numbers that plans are made with, and its Triton target."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ TARGETS = {
     "gfx942": Target("hip", "gfx942", 64),
     "gfx950": Target("hip", "gfx950", 64),
 }
-# Chips that run the kernels of another one, in machine code of their own: B300 those of B200.
+# Chips that run another chip's kernels, compiled for themselves: a B300 runs those of a B200.
 RUNS = {"sm103": "sm100"}
-# Chips that users name and no kernel is written for: tensor cores of another kind, less shared memory.
+# Chips that users may name but no kernel is written for: other tensor cores, less shared memory.
 WITHOUT_KERNELS = ("sm80", "sm86", "sm89", "sm120", "sm121")
 ARCHS = {
     "sm90": Arch("sm90", 132, 232_448, 32 * 2**20, "H200: 132 SMs, 60 MB L2 as torch reports them; 227 KiB a block"),
@@ -47,7 +47,7 @@ ARCHS = {
 
 
 def known(arch: object) -> str:
-    """`arch`, which must be a name of `TARGETS`; AttentionError for another one."""
+    """Return `arch` if it is a name in `TARGETS`; raises AttentionError for another one."""
     if isinstance(arch, str) and arch in TARGETS:
         return arch
     listed = ", ".join(TARGETS)
@@ -58,12 +58,12 @@ def known(arch: object) -> str:
 
 
 def triton_target(name: str) -> Any:
-    """The `GPUTarget` of a name of `TARGETS`; imports Triton."""
+    """Return the `GPUTarget` of a name in `TARGETS`; imports Triton."""
     from triton.backends.compiler import GPUTarget
 
     return GPUTarget(*TARGETS[name])
 
 
 def compile_options(warps: int = 4, **more: int) -> dict[str, Any]:
-    """Options of `triton.compile` for a kernel of `warps` warps, and `more` of them."""
+    """Return options of `triton.compile` for a kernel of `warps` warps, with `more` added."""
     return {"num_warps": warps, "enable_fp_fusion": True} | more

@@ -1,12 +1,12 @@
-"""Triton's types of a kernel's parameters, from the arguments of its launch.
+"""Derives Triton's types of a kernel's parameters from the arguments of its launch.
 
     tensor     pointer to its elements; None: a pointer that the kernel does not read
     float      fp32
-    int        i32, or i64 as a field of a named tuple that is annotated `Int64`
-    tuple      a tuple of the same names
+    int        i32; i64 for a field of a named tuple that is annotated `Int64`
+    tuple      a tuple with the same field names
 
-The type of a tensor map is the kernel's: its box and layout in shared memory are in no argument. Those and captured
-tensors are given by path, such as "q_maps" or "k_source.map".
+The type of a tensor map cannot be derived: it has the box and the layout in shared memory, which are in no argument.
+Types of tensor maps and of captured tensors are given by path, such as "q_maps" or "k_source.map".
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ NOTHING: Mapping[str, Any] = {}
 
 
 def argument_types(args: Mapping[str, Any], given: Mapping[str, Any] = NOTHING) -> dict[str, Any]:
-    """The type of every argument; `given`: types by path, which replace what follows from the value."""
+    """Return the type of every argument; `given`: types by path, which replace those derived from values."""
     return {name: _type(name, value, "i32", given) for name, value in args.items()}
 
 
 def _type(path: str, value: Any, integer: str, given: Mapping[str, Any]) -> Any:
-    """The type of a value; `integer`: of a number without a fraction."""
+    """Return the type of a value; `integer` is the type of an int."""
     if path in given:
         return given[path]
     if isinstance(value, tuple):

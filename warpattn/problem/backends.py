@@ -21,13 +21,13 @@ NEEDS = {
     "gfx942": "an AMD gfx942",
     "gfx950": "an AMD gfx950",
 }
-PER = (None, "tensor", "head", "token", 64, 128, *ROW_BLOCKS)  # what a scale beside 8-bit values may belong to
+PER = (None, "tensor", "head", "token", 64, 128, *ROW_BLOCKS)  # granularities of scales
 KERNEL_DTYPES = (FP16.dtype, BF16.dtype)
 USE_REFERENCE = 'use backend="reference"'
 
 
 class HeadDims(NamedTuple):
-    """Of queries and keys, and of values."""
+    """Head dims: of queries and keys, and of values."""
 
     qk: int
     v: int
@@ -35,34 +35,34 @@ class HeadDims(NamedTuple):
 
 @dataclass(frozen=True)
 class BackwardLimits:
-    """What the kernels that compute gradients take of what the forward takes."""
+    """Which of the forward's problems the backward kernels take."""
 
     kinds: tuple[str, ...]
     max_dim: int
     deterministic: bool = False  # whether they can have the same bits in every run
-    captured: bool = True  # whether there is one for what a score captured; else it takes torch operations
+    captured: bool = True  # a kernel computes gradients of a score's captured tensors; else torch operations
 
 
 @dataclass(frozen=True)
 class EightBitLimits:
-    """What kernels take of 8-bit keys and values, and of queries beside them."""
+    """Which 8-bit keys and values the kernels take, and which queries with them."""
 
     dtypes: tuple[torch.dtype, ...]
     kinds: tuple[str, ...]  # of sequences
-    scales: tuple[str | int | None, ...]  # what a scale may belong to
+    scales: tuple[str | int | None, ...]  # granularities, see `quantized.granularity`
     columns: int  # head dims are multiples of it
-    rows: int  # and pages are
-    fp16_tokens: int  # queries of a sequence at most if fp16 does not hold weights or operands times their scales
-    queries: tuple[torch.dtype, ...] = ()  # of these, where they have 8 bits, too
-    product_scales: tuple[str | int | None, ...] = ()  # what they may belong to beside 8-bit queries; (): the same
-    fp16_keys: bool = True  # whether fp16 queries go with keys whose tokens have scales
+    rows: int  # page sizes are multiples of it
+    fp16_tokens: int  # most queries of a sequence where fp16 cannot hold weights or operands times their scales
+    queries: tuple[torch.dtype, ...] = ()  # dtypes of 8-bit queries; (): none
+    product_scales: tuple[str | int | None, ...] = ()  # granularities with 8-bit queries; (): those of `scales`
+    fp16_keys: bool = True  # whether fp16 queries may have keys with scales per token or block
     max_dim: int = 256
-    product_dim: int = 256  # beside 8-bit queries
-    latents: tuple[str | int | None, ...] = ()  # what the scale of 8-bit latents beside rotary parts may belong to
+    product_dim: int = 256  # the largest head dim with 8-bit queries
+    latents: tuple[str | int | None, ...] = ()  # granularities of scales of 8-bit latents with a rotary part
 
     def scales_of(self, operand: str, narrow: bool) -> tuple[str | int | None, ...]:
-        """What a scale of "k", "v" or "q" may belong to, `narrow`: beside 8-bit queries. Blocks of a token's columns
-        are none of queries, blocks of rows none of values."""
+        """Return the granularities that the scale of "k", "v" or "q" may have; `narrow`: with 8-bit queries. Queries
+        have no scales per block of columns, values none per block of rows."""
         scales = self.product_scales if narrow and self.product_scales else self.scales
         if operand == "q":
             return tuple(per for per in scales if not isinstance(per, int))
@@ -71,17 +71,17 @@ class EightBitLimits:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the kernels of one architecture. Head dims between multiples of 8 are filled up to the next."""
+    """Limits of the kernels of one architecture. Head dims are padded to the next multiple of 8."""
 
     kinds: tuple[str, ...]  # of sequences
     max_dim: int
     backward: BackwardLimits
     latent: bool = False  # whether decode takes `LATENT` head dims, too
-    eight_bit: EightBitLimits | None = None  # None: none
+    eight_bit: EightBitLimits | None = None  # None: takes no 8-bit keys and values
 
 
 LATENT = HeadDims(576, 512)  # in absorbed latent attention (MLA)
-LATENT_TOKENS = 16  # query tokens of a sequence at most, with these
+LATENT_TOKENS = 16  # most query tokens of a sequence with these head dims
 EVERY_KIND = ("dense", "ragged", "paged", "paged-ragged")
 BACKWARD_SM90 = BackwardLimits(("dense", "ragged"), 256, deterministic=True)
 BACKWARD_SM100 = BackwardLimits(("dense", "ragged"), 256, deterministic=True)
@@ -113,10 +113,10 @@ BACKENDS = ("auto", "reference", *NEEDS, *(f"simulate:{arch}" for arch in LIMITS
 
 @dataclass(frozen=True)
 class Backend:
-    """Where a call runs and how: what `backend=` takes where a name is not enough.
+    """Where and how a call runs, for `backend=` where a name is not enough.
 
-    deterministic: gradients have the same bits in every run, which costs time. None: if
-    `torch.use_deterministic_algorithms` says so. Outputs always have the same bits.
+    deterministic: True gives gradients the same bits in every run, which costs time. None follows
+    `torch.use_deterministic_algorithms`. Outputs always have the same bits.
     """
 
     name: str = "auto"
@@ -129,8 +129,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class Chip:
-    """The architecture whose kernels a device runs, None if there are none for it; the maker's name of the device; and
-    its own name in `TARGETS`, for which they are compiled."""
+    """A device: the architecture whose kernels it runs, if any; its name in errors; its name in `TARGETS`."""
 
     arch: str | None
     words: str
@@ -138,7 +137,7 @@ class Chip:
 
 
 def chip_of(device: torch.device) -> Chip:
-    """The chip of a device. ROCm also calls its devices "cuda", and reports capability 9.0 for gfx90a."""
+    """Return the chip of a device. ROCm also calls its devices "cuda", and reports capability 9.0 for gfx90a."""
     if device.type != "cuda":
         return Chip(None, "")
     if torch.version.hip is not None:
@@ -150,8 +149,7 @@ def chip_of(device: torch.device) -> Chip:
 
 
 def choose_backend(rules: Rules, name: str, x: object, called: str = "q") -> str | None:
-    """The backend to run for the tensor `x`, which the caller knows as `called`; None when the name is unknown or no
-    kernel fits the device."""
+    """Return the backend for a tensor `x`, named `called` in errors; None for an unknown name or device."""
     device = x.device if isinstance(x, Tensor) else None
     if not isinstance(name, str) or name not in BACKENDS:
         listed = ", ".join(f'"{x}"' for x in BACKENDS)

@@ -1,4 +1,4 @@
-"""A backward call: what it reads, what it writes, and what is known of it before its tensors are.
+"""A backward call: `Gradients`, the tensors that it reads and writes, and `CheckedBackward`, the call without them.
 
     L = sum(dout · out) + sum(dlse · lse)        forward: s = scale · q·k, x = f(s), p = exp(x - lse), out = Σ p · v
 
@@ -32,7 +32,7 @@ class Gradients(NamedTuple):
     k: Tensor
     v: Tensor
     out: Tensor  # the forward's
-    lse: Tensor  # the forward's, fp32 (B, Hq, Sq) or (Hq, total_q), sinks included, contiguous; -inf: saw nothing
+    lse: Tensor  # the forward's, fp32 (B, Hq, Sq) or (Hq, total_q), sinks included, contiguous; -inf: no key is seen
     dout: Tensor  # shape and dtype of out
     dlse: Tensor | None  # shape of lse, fp32, contiguous; None is 0
     sinks: Tensor | None  # (Hq,) fp32
@@ -46,9 +46,9 @@ class Gradients(NamedTuple):
 class CheckedBackward:
     """A checked backward call.
 
-    `forward` is that of the forward: backend, problem, traced mask and score, scale. `slope` is the derivative of the
-    score by s: one output over the symbols of the score's program and its tensors, in their order; None where it is 1
-    everywhere. `deterministic`: dq has the same bits in every run; dk, dv and dsinks always have.
+    `forward` is the checked forward call: backend, problem, traced mask and score, scale. `slope` is the derivative of
+    the score by s: a program with one output, the symbols of the score's program and its tensors in the same order;
+    None if it is 1 everywhere. `deterministic`: dq has the same bits in every run; dk, dv and dsinks always have.
     """
 
     forward: CheckedCall
@@ -65,8 +65,8 @@ class CheckedBackward:
 
 
 def fitted_gradients(x: Gradients) -> Gradients:
-    """The tensors as kernels take them: copies of inputs that TMA cannot address, and gradients aside that `write_back`
-    copies to their place. No tensor occurs twice."""
+    """Return the tensors as kernels take them. Inputs that TMA cannot address are copied; such gradients are replaced
+    by temporaries, which `write_back` copies to them. No tensor object occurs twice."""
     read = {name: _readable(getattr(x, name)) for name in ("q", "k", "v", "out", "dout")}
     written = {name: _writable(getattr(x, name)) for name in ("dq", "dk", "dv")}
     fitting = x._replace(**read, **written, **fp32_fields(x))
@@ -80,13 +80,13 @@ def fitted_gradients(x: Gradients) -> Gradients:
 
 
 def fp32_fields(x: Gradients) -> dict[str, Tensor | None]:
-    """The row statistics and sinks in fp32 and contiguous."""
+    """Return lse, dlse and sinks in fp32 and contiguous."""
     named = {"lse": x.lse, "dlse": x.dlse, "sinks": x.sinks}
     return {name: None if t is None else t.to(torch.float32).contiguous() for name, t in named.items()}
 
 
 def write_back(fitting: Gradients, x: Gradients) -> None:
-    """Copy gradients that were computed aside into the caller's tensors."""
+    """Copy gradients that were computed in temporaries into the caller's tensors."""
     for name in ("dq", "dk", "dv"):
         made, wanted = getattr(fitting, name), getattr(x, name)
         if made.data_ptr() != wanted.data_ptr():
@@ -94,8 +94,8 @@ def write_back(fitting: Gradients, x: Gradients) -> None:
 
 
 def without_tiles(x: Gradients) -> None:
-    """The gradients of a call without queries or without keys, which launches nothing: 0, and of a sink what the LSE
-    hands on, as it is the sink itself."""
+    """Write the gradients of a call without queries or without keys, which launches nothing: 0, but for dsinks the sum
+    of dlse over a head's rows, since the LSE of such a row is the sink."""
     for gradient in (x.dq, x.dk, x.dv):
         gradient.zero_()
     if x.dsinks is not None:

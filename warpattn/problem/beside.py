@@ -1,4 +1,4 @@
-"""Rules of what a call has beside q, k and v: sinks, an output, tensors that its mask and score captured."""
+"""Rules of a call's arguments other than q, k and v: sinks, the output, tensors that its mask and score captured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from warpattn.sequences import Sizes
 
 
 def check_beside(rules: Rules, call: Call, sizes: Sizes, dtype: torch.dtype | None) -> None:
-    """Shapes and dtypes of all of them; `dtype` is that of the result."""
+    """Check shapes and dtypes of sinks, output and captured tensors; `dtype` is that of the result."""
     _check_sinks(rules, call, sizes, dtype)
     _check_out(rules, call, sizes)
     for part in (*parts(call.mask), *parts(call.score)):
@@ -26,7 +26,7 @@ def check_beside(rules: Rules, call: Call, sizes: Sizes, dtype: torch.dtype | No
 
 
 def parts(value: Mask | Score | None) -> Iterator[Mask | Score]:
-    """The masks or scores that a combination is made of."""
+    """Yield the masks or scores that a combination is made of."""
     if not isinstance(value, Mask | Score):
         return
     inner = [x for held in vars(value).values() for x in _listed(held) if isinstance(x, Mask | Score)]
@@ -41,7 +41,7 @@ def _listed(value: object) -> tuple[object, ...]:
 
 
 def _check_sinks(rules: Rules, call: Call, sizes: Sizes, found: torch.dtype | None) -> None:
-    """sinks (Hq,), fp32 or the dtype of q."""
+    """Check sinks: shape (Hq,), fp32 or the dtype of the result."""
     if call.sinks is None or not rules.tensor("sinks", call.sinks, "query heads"):
         return
     shape, dtype = tuple(call.sinks.shape), call.sinks.dtype
@@ -52,7 +52,7 @@ def _check_sinks(rules: Rules, call: Call, sizes: Sizes, found: torch.dtype | No
 
 
 def _check_out(rules: Rules, call: Call, sizes: Sizes) -> None:
-    """out: the shape and dtype of the result, each element once in memory."""
+    """Check out: the shape and dtype of the result, each element at its own place in memory."""
     out = call.out
     if out is None or not rules.tensor("out", out, *("batch", "seq", "heads", "head_dim")[4 - call.q.ndim :]):
         return
@@ -75,10 +75,10 @@ def _check_out(rules: Rules, call: Call, sizes: Sizes) -> None:
 
 
 def _check_part(rules: Rules, part: Mask | Score, call: Call, sizes: Sizes) -> None:
-    """Shapes of captured tensors whose axes are the batch, the heads, the rows or the keys.
+    """Check the shapes of captured tensors whose axes are the batch, the heads, the rows or the keys.
 
-    Rows and keys are compared for dense batches only: elsewhere their number differs between sequences, elements
-    outside a mask are hidden, and a bias has to hold the longest sequence (`check_values`).
+    Rows and keys are compared for dense batches only: elsewhere their number differs between sequences, keys outside
+    a mask's tensor are hidden, and a bias must cover the longest sequence (`check_values`).
     """
     dense = call.sequence.kind == "dense"
     batch, heads = ("batch", sizes.batch), ("query heads", sizes.heads_q)
@@ -105,7 +105,7 @@ def _check_part(rules: Rules, part: Mask | Score, call: Call, sizes: Sizes) -> N
 def _check_axes(
     rules: Rules, name: str, x: Tensor, axes: tuple[tuple[str, int | None], ...], broadcast: bool = False
 ) -> None:
-    """The axes of `x`, the last ones of `axes`, must have their sizes (None: any), or 1 where it broadcasts."""
+    """Require the axes of `x`, the last ones of `axes`, to have their sizes (None: any), or 1 if `broadcast`."""
     for got, (axis, size) in zip(tuple(x.shape), axes[len(axes) - x.ndim :], strict=True):
         ok = size is None or got == size or (broadcast and got == 1)
         listed = f"{size} or 1" if broadcast else str(size)
@@ -113,7 +113,7 @@ def _check_axes(
 
 
 def check_values(rules: Rules, call: Call, sizes: Sizes) -> None:
-    """Values of lengths, offsets and tables, read on the host."""
+    """Check the values of lengths, offsets and tables, read on the host."""
     call.sequence.check_values(rules, sizes)
     longest = sizes.seq_k if call.sequence.kind == "dense" else None
     for part in parts(call.mask):
@@ -128,7 +128,7 @@ def check_values(rules: Rules, call: Call, sizes: Sizes) -> None:
 
 
 def _check_reach(rules: Rules, bias: Tensor, longest: tuple[int, int]) -> None:
-    """A bias holds every row and key of the longest sequences: outside it would be 0."""
+    """Require a bias to cover every row and key of the longest sequences: outside of it, 0 would be read."""
     for axis, got, least in zip(("queries", "keys"), bias.shape[-2:], longest, strict=True):
         rule = f"its {axis} axis must be 1 or at least {least}, those of the longest sequence"
         rules.require(got == 1 or got >= least, f"Bias.bias has shape {tuple(bias.shape)}", rule)

@@ -1,4 +1,4 @@
-"""Rules of 8-bit keys and values: dtypes and scales of a call, and what the kernels of an architecture take of them."""
+"""Rules of 8-bit keys and values: dtypes and scales of a call, and which of them an architecture's kernels take."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def check_types(rules: Rules, call: Call, read_values: bool) -> None:
-    """One dtype for q, k and v, or one of 8 bits for k and v; scales, and with `read_values` their values."""
+    """Check that q, k and v have one dtype, or k and v one of 8 bits; check scales, with `read_values` their values."""
     sequence = call.sequence
     queries, *values = sequence.operands(call.q, call.k, call.v).items()
     (_, q), (k_name, k), _ = queries, *values
     if not isinstance(q, Tensor):
         return
     narrow = q.dtype in EIGHT_BIT
-    read_values = read_values and _latents(call) is None  # bytes of tokens not written yet are no scales
+    read_values = read_values and _latents(call) is None  # unwritten tokens hold no scales yet
     if q.dtype not in DTYPES and not narrow:
         rules.add(f"q has dtype {q.dtype}", f"q must be one of {', '.join(str(x) for x in DTYPES)}, or of 8 bits")
     for (name, x), scale_name in zip_longest((*values, queries), sequence.scale_names):
@@ -47,7 +47,7 @@ def check_types(rules: Rules, call: Call, read_values: bool) -> None:
 def _check_scale(
     rules: Rules, given: tuple[str, Tensor], values: tuple[str, Tensor], read_values: bool, of_rows: bool
 ) -> None:
-    """Rules of a scale and what it belongs to, each with its name; `of_rows`: blocks of tokens may have one."""
+    """Check a scale and its values, each with its name; `of_rows`: scales per block of tokens are allowed."""
     (scale_name, scale), (name, x) = given, values
     if x.dtype not in EIGHT_BIT:
         rules.add(f"{scale_name} is given", f"{name} has dtype {x.dtype}, and scales belong to values of 8 bits")
@@ -56,7 +56,7 @@ def _check_scale(
 
 
 def eight_bit_of(call: Call) -> dict[str, Any]:
-    """The fields of a checked call's `Problem`."""
+    """Return the fields that 8-bit tensors of a checked call set in its `Problem`; none without such tensors."""
     sequence = call.sequence
     q, k, v = sequence.operands(call.q, call.k, call.v).values()
     if k.dtype not in EIGHT_BIT:
@@ -69,13 +69,13 @@ def eight_bit_of(call: Call) -> dict[str, Any]:
 
 
 def _latents(call: Call) -> LatentPages | None:
-    """The cache of a call, if it is one of 8-bit latents."""
+    """Return the cache of a call if it holds 8-bit latents, else None."""
     cache = call.sequence.kv if isinstance(call.sequence, PagedRagged) else call.sequence
     return cache if isinstance(cache, LatentPages) else None
 
 
 def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: tuple[str, ...] = ()) -> None:
-    """What the kernels of `arch` take of a problem with 8-bit keys and values."""
+    """Check that the kernels of `arch` take a problem with 8-bit keys and values."""
     dtype = problem.kv_dtype
     if dtype is None:
         return
@@ -115,8 +115,8 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
 
 
 def _check_fp16(rules: Rules, arch: str, problem: Problem, limits: EightBitLimits) -> None:
-    """What fp16 does not hold: weights times any scales of values' tokens, and keys times those of theirs where kernels
-    multiply these."""
+    """Refuse fp16 where it cannot hold products with scales per token or block: weights times those of values, and keys
+    times their own, where kernels compute these products in fp16."""
     if problem.dtype != torch.float16:
         return
     few = problem.longest_q <= limits.fp16_tokens and problem.kind != "ragged"
@@ -131,7 +131,7 @@ def _check_fp16(rules: Rules, arch: str, problem: Problem, limits: EightBitLimit
 
 
 def _check_latents(rules: Rules, arch: str, problem: Problem, limits: EightBitLimits | None) -> None:
-    """What the kernels of `arch` take of 8-bit latents beside rotary parts of the queries' dtype."""
+    """Check that the kernels of `arch` take 8-bit latents with a rotary part."""
     instead = f"{USE_REFERENCE} or dequantise them"
     if limits is None or not limits.latents or (problem.dim_qk, problem.dim_v) != LATENT:
         which = f"{problem.dim_v} + {problem.rope} columns"

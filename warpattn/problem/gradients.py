@@ -1,7 +1,7 @@
-"""Which inputs of a call require gradients, and what the architectures have of a backward.
+"""Which inputs of a call require gradients, and whether the backward of its architecture can compute them.
 
     differentiated(named inputs) ─▶ names        () under torch.no_grad()
-    check_gradients(rules, call, …)              one sentence with every name, if they cannot be had
+    check_gradients(rules, call, …)              one sentence with every name, if they cannot be computed
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ WITHOUT = "or run under torch.no_grad()"
 
 
 def named_inputs(call: Call, captured: Iterable[Tensor]) -> list[tuple[str, object]]:
-    """Every tensor of a call that a gradient could be taken of."""
+    """Return every tensor of a call that may require a gradient, with its name."""
     operands, beside = call.sequence.operands(call.q, call.k, call.v), call.sequence.beside()
     return [*operands.items(), *beside.items(), ("sinks", call.sinks), *((CAPTURED, x) for x in captured)]
 
 
 def differentiated(named: Iterable[tuple[str, object]]) -> tuple[str, ...]:
-    """Names of the inputs that require gradients, each once; none while gradients are off."""
+    """Return the names of the inputs that require gradients, each once; none while gradients are off."""
     if not torch.is_grad_enabled():
         return ()
     return tuple(dict.fromkeys(name for name, x in named if isinstance(x, Tensor) and x.requires_grad))
@@ -38,7 +38,7 @@ def differentiated(named: Iterable[tuple[str, object]]) -> tuple[str, ...]:
 def check_gradients(
     rules: Rules, call: Call, backend: str | None, sizes: Sizes | None, captured: tuple[Tensor, ...]
 ) -> tuple[str, ...]:
-    """What kernels have of gradients, and a fresh output for them; names of the inputs that require gradients."""
+    """Check that kernels can compute the gradients, and that no `out` is given; return the inputs that require them."""
     inputs = named_inputs(call, captured)
     names = differentiated(inputs)
     wanted = differentiated([("out", call.out)]) + names
@@ -54,14 +54,14 @@ def check_gradients(
 
 
 def refuse_gradients(rules: Rules, names: tuple[str, ...], rule: str) -> None:
-    """Add the rule that gradients of these inputs break."""
+    """Note that the inputs `names` require gradients, and the rule that this breaks."""
     if names:
         verb = "requires a gradient" if len(names) == 1 else "require gradients"
         rules.add(f"{_listed(names)} {verb}", rule)
 
 
 def check_backward(rules: Rules, arch: str, names: tuple[str, ...], sizes: Sizes | Problem | None, kind: str) -> None:
-    """What the backward of `arch` takes; `names` require gradients, `sizes` is None where ranks are wrong."""
+    """Check that the backward of `arch` takes a call; `names` require gradients, `sizes` is None if ranks are wrong."""
     if not names:
         return
     backward = LIMITS[arch].backward
@@ -74,15 +74,15 @@ def check_backward(rules: Rules, arch: str, names: tuple[str, ...], sizes: Sizes
 
 
 def check_deterministic(rules: Rules, arch: str, wanted: bool | None) -> None:
-    """Whether gradients that have to be deterministic can be, see `are_deterministic`."""
+    """Check that gradients can be deterministic if they have to be, see `are_deterministic`."""
     if _must_be_deterministic(wanted) and not _only_warns(wanted):
         rules.require(LIMITS[arch].backward.deterministic, _who(wanted), _rule(arch))
 
 
 def are_deterministic(arch: str, wanted: bool | None) -> bool:
-    """Whether gradients have to be deterministic: `wanted`, or what torch's switch says now where that is None.
+    """Whether gradients have to be deterministic: `wanted`, or torch's current switch if that is None.
 
-    AttentionError where the backward of `arch` is not; a warning with torch's `warn_only`.
+    Raises AttentionError if the backward of `arch` is not deterministic; only warns with torch's `warn_only`.
     """
     if not _must_be_deterministic(wanted):
         return False
@@ -112,7 +112,7 @@ def _rule(arch: str) -> str:
 
 
 def check_transforms(rules: Rules, backend: str, named: Iterable[tuple[str, object]]) -> None:
-    """Kernels work on memory, which the tensors of torch.func and of forward-mode AD do not show."""
+    """Refuse tensors of torch.func and of forward-mode AD: kernels work on memory, which these do not show."""
     rule = f"the {backend} backend works with torch.autograd's backward only; {USE_REFERENCE} for torch.func"
     for name, x in named:
         if isinstance(x, Tensor) and is_functorch_wrapped_tensor(x):

@@ -1,4 +1,4 @@
-"""What a plan decides and what it runs, as values that every architecture shares.
+"""`Choice` and `Launch`: what a plan decides and what it runs, as values that every architecture shares.
 
     kernels/<arch>/select.py   choose(problem)                       -> Choice          which kernel, and why
                                list_launches(checked, x, sequence)   -> (Launch, ...)   those of a call, in order
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What the owner of a plan requires, and what they promise."""
+    """What the owner of a plan requires, promises and allows."""
 
     batch_invariant: bool = False  # requested: a sequence's bits do not depend on what else is in the batch
-    kv_ready_before_dependency: bool = False  # promised: see `DecodePlan`; what has no use for it ignores it
+    kv_ready_before_dependency: bool = False  # promised: see `DecodePlan`; ignored by kernels without a use for it
     copies: bool = True  # allowed: memory for copies of keys and values, see sm90/copies
     candidate: str | None = None  # requested: the configuration of this name, see sm90/candidates.py, or BUILT_IN
 
@@ -36,8 +36,8 @@ class Choice:
 
     kernel: str  # such as "prefill" or "decode"
     config: Any  # the architecture's config, a frozen value; None where nothing is left to configure
-    grid: tuple[int, ...]  # programs; what is not known before the lengths are is an upper bound
-    lines: Callable[[], tuple[str, ...]] = field(compare=False)  # what the config amounts to, as text
+    grid: tuple[int, ...]  # programs; an upper bound where it depends on lengths that only the device knows
+    lines: Callable[[], tuple[str, ...]] = field(compare=False)  # describes the config, as text
     reasons: tuple[str, ...]  # sentences that say why
     partitions: int = 1  # parts that the keys of a row are split into, at most
     order: Any = None  # of output tiles, where the kernel takes one
@@ -61,15 +61,15 @@ class Launch:
     """One launch of one kernel."""
 
     name: str  # such as "sm100.prefill"
-    arch: str  # of `warpattn.target.ARCHS`
+    arch: str  # of `ARCHS` in problem/arch.py
     key: Hashable  # everything the compiled code depends on beside the source files; its repr names the file on disk
-    source: Callable[[], Any]  # the GluonASTSource to compile; importing Triton is its business
+    source: Callable[[], Any]  # makes the GluonASTSource to compile; imports Triton
     options: Mapping[str, Any]  # of triton.compile
     grid: tuple[int, ...]
     args: Mapping[str, Any]  # every runtime argument by name: tensors (also for TMA descriptors), numbers, tuples
     persistent: bool = False  # fewer programs than `grid` do the same work
     pdl: bool = False  # launched with PDL: may start before the preceding kernel ends, and waits for that by itself
     tile_counter: str | None = None  # argument that points to an int32 which is 0 before the launch and after it
-    l2_promotion: int = 128  # bytes that L2 fetches at least for a TMA load
+    l2_promotion: int = 128  # fewest bytes that L2 fetches for a TMA load
     shared_code: bool = False  # compiled with one copy of a loop that several roles have, see runtime/shared_code
-    together: int = 1  # programs that wait for each other in a circle, so a device has to run so many at once
+    together: int = 1  # programs that wait for each other in a cycle: a device must run this many at once

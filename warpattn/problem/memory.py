@@ -1,7 +1,7 @@
 """Where tensors lie in memory, and whether two of them, or two elements of one, share a place.
 
     extent(x)           bytes from the first element to the end of the last
-    apart(...)          whether such ranges are clear of each other: what repeated calls compare
+    apart(...)          whether such ranges are disjoint; the cheap check of repeated calls
     begins_with(k, v)   whether v is a view of k's first columns, as in latent attention
     overlap(a, b)       exact, as NumPy solves it; tensors woven into one buffer do not overlap
     overlaps_itself(x)  whether two elements may be one place: strides that do not nest count, too
@@ -26,16 +26,16 @@ def extent(x: Tensor) -> int:
 
 
 def apart(written: tuple[int, int], starts: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Whether what is written, from an address for so many bytes, is clear of everything from `starts` for `sizes`.
+    """Whether the range `written` (address, bytes) is disjoint from all ranges given by `starts` and `sizes`.
 
-    For calls that are repeated: three comparisons each and no tensor. False leaves it to `overlap`.
+    For repeated calls: it compares numbers only and reads no tensor. Where it is False, `overlap` decides.
     """
     first, size = written
     return all([start >= first + size or first >= start + read for start, read in zip(starts, sizes, strict=True)])
 
 
 def has_memory(x: Tensor) -> bool:
-    """Whether a tensor has a place in memory, which traced and transformed ones have not."""
+    """Whether a tensor has an address in memory; traced and transformed ones have none."""
     try:
         x.data_ptr()
     except RuntimeError:

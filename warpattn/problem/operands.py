@@ -1,4 +1,4 @@
-"""What a kernel is given: the tensors of a call as kernels take them, and its traced mask and score as programs.
+"""The arguments of kernels: the tensors of a call as kernels take them, and its traced mask and score as programs.
 
 Kernels of every architecture take q, k, v and out in place if their rows start at multiples of 16 bytes (TMA
 and vector loads need it); the others are copied once, rows filled up with zeros to a multiple of 8 elements.
@@ -21,8 +21,8 @@ MAX_INDEX = 2**31 - 1
 ALIGNMENT = 16  # bytes, of TMA addresses and strides
 RUN = 8  # elements: kernels are given strides in such runs, of 16 bytes in a two-byte tensor
 LEAST_SCALE = 2.0**-100  # below it the kernel's own c = scale * log2(e) is no positive, normal fp32 number
-# The scores as they are. The kernel folds the scale into the exponential unless there is a score function, and that is
-# right for positive scales only: others take this one, also where the call was not checked for kernels (rules.py).
+# The identity score. Without a score function the kernel folds the scale into the exponential, which is right for
+# positive scales only: with others it gets this one, also where the call was not checked for kernels (rules.py).
 IDENTITY = Program((Node(("sym", "float", "s")),), ())
 AS_THEY_ARE = Program((), ())  # a score without an output: products are scores, which the kernel multiplies by c
 COPY_RULE = (
@@ -44,7 +44,7 @@ class Operands(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What an attention kernel is compiled for beside its config."""
+    """What an attention kernel is compiled for, in addition to its config."""
 
     mask: Program
     score: Program | None
@@ -54,15 +54,13 @@ class Features(NamedTuple):
 
     @property
     def key(self) -> Hashable:
-        """What the compiled code depends on."""
+        """The part of the cache key of compiled code that comes from the features."""
         return (self.mask.key, None if self.score is None else self.score.key, self.has_sinks, self.has_lse)
 
 
 def fitted(x: Operands) -> Operands:
-    """The operands as kernels take them: copies of what TMA cannot address, an `out` aside, sinks in fp32.
-
-    A tensor that is given twice gets an alias, so that each operand is an object of its own.
-    """
+    """Return the operands as kernels take them: what TMA cannot address is copied (q, k, v) or replaced by a temporary
+    (out); sinks are in fp32. A tensor that is given twice gets an alias, so that operands are separate objects."""
     q, k, v = [t if addressable(t) else packed(t) for t in (x.q, x.k, x.v)]
     out = x.out if addressable(x.out) else x.out.new_empty((*x.out.shape[:-1], whole_runs(x.out.shape[-1])))
     k = k.detach() if k is q else k
@@ -79,17 +77,17 @@ def addressable(x: Tensor) -> bool:
 
 
 def run_of(x: Tensor) -> int:
-    """Elements of a run of 16 bytes; of fp32 and wider ones as of two-byte ones."""
+    """The unit of a tensor's strides in elements: 16 of 8 bits, else 8, also for fp32 and wider."""
     return 2 * RUN if x.dtype.itemsize == 1 else RUN
 
 
 def described(x: Tensor) -> tuple[Hashable, ...]:
-    """What a launch depends on of a tensor, but for its address and values."""
+    """Return all that a launch depends on in a tensor, except for its address and values."""
     return (type(x), x.shape, x.stride(), x.dtype, x.get_device())
 
 
 def captured(checked: CheckedCall) -> tuple[Tensor, ...]:
-    """Captured tensors in the kernel's order: the mask's, then the score's."""
+    """Return captured tensors in the kernel's order: the mask's, then the score's."""
     return checked.mask.tensors if checked.score is None else checked.mask.tensors + checked.score.tensors
 
 
@@ -99,10 +97,8 @@ def flat(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
 
 
 def captured_values(tensors: Sequence[Tensor]) -> list[int]:
-    """What `flat` lists, as numbers: address, sizes, strides of each.
-
-    Indices have 32 bits, so a longer dimension is as good as one of 2**31 - 1.
-    """
+    """Return the values of `flat` as numbers: address, sizes, strides of each tensor. Kernels index with 32 bits, so
+    larger sizes are cut to 2**31 - 1."""
     values: list[int] = []
     for tensor in tensors:
         values.append(tensor.data_ptr())
@@ -125,8 +121,8 @@ def run_strides(x: Tensor) -> tuple[int, ...]:
 
 
 def programs(checked: CheckedCall, most: float = math.inf) -> tuple[Program, Program | None]:
-    """The mask's and the score's programs as the kernels take them; `most`: the largest exponent that their plain
-    softmax takes. Where the call's may be larger and has no score, it gets one whose scores are the products."""
+    """Return the mask's and the score's programs as the kernels take them. `most` is the largest exponent that their
+    plain softmax takes; a call without a score whose exponent may be larger gets `AS_THEY_ARE`."""
     mask = Program((checked.mask.keep, *checked.mask.span), checked.mask.tensors)
     mask.__dict__["key"] = checked.mask.key  # known from the trace: the nodes are not numbered again
     if checked.score is not None:
@@ -143,13 +139,13 @@ def is_masked(problem: Problem) -> bool:
 
 
 def sees_first_keys(problem: Problem) -> bool:
-    """Whether what the mask lets each row see begins with key 0, as far as its interval of keys tells."""
+    """Whether the mask's interval of keys begins with key 0 for each row, as far as its program shows."""
     code, (_, first, *_), _ = cast("tuple[tuple, tuple, tuple]", problem.mask)
     return code[first] == ("const", "int", "0")
 
 
 def without_keys(x: Operands) -> None:
-    """Results of rows that have no key at all: zeros, or NaN of a head whose sink is NaN or +inf."""
+    """Write the results of rows without any key: zeros, or NaN for a head whose sink is NaN or +inf; LSE: the sinks."""
     sinks = x.out.new_full(x.out.shape[-2:-1], -torch.inf, dtype=torch.float32) if x.sinks is None else x.sinks
     zeros = (sinks * 0).masked_fill(sinks == -torch.inf, 0.0)[:, None]
     x.out.copy_(zeros.expand_as(x.out))
@@ -158,18 +154,18 @@ def without_keys(x: Operands) -> None:
 
 
 def whole_runs(size: int) -> int:
-    """The next multiple of `RUN`: the columns that kernels have for a head dim."""
+    """Round a head dim up to a multiple of `RUN`, the columns that kernels have for it."""
     return RUN * -(-size // RUN)
 
 
 def hand_over(fitting: Operands, x: Operands) -> None:
-    """Copy an output that was computed aside into the caller's tensor."""
+    """Copy an output that was computed in a temporary into the caller's tensor."""
     if fitting.out is not x.out:
         x.out.copy_(fitting.out[..., : x.out.shape[-1]])
 
 
 def packed(x: Tensor) -> Tensor:
-    """A copy without gaps, rows filled up with zeros to whole runs."""
+    """Return a contiguous copy, rows padded with zeros to whole runs."""
     size = x.shape[-1]
     if size % run_of(x) == 0:
         return x.clone(memory_format=PACKED)
@@ -179,5 +175,5 @@ def packed(x: Tensor) -> Tensor:
 
 
 def logits(sinks: Tensor | None) -> Tensor | None:
-    """Sinks as the kernel reads them: fp32, one after the other."""
+    """Return sinks as the kernel reads them: fp32, contiguous."""
     return None if sinks is None else sinks.to(torch.float32).contiguous()

@@ -1,4 +1,4 @@
-"""A call, and what it is without its tensors.
+"""`Call`, the arguments of a call; `Problem`, the call without its tensors; `CheckedCall`, a call that broke no rule.
 
 Two calls with equal problems run the same compiled kernel, so a `Problem` is the cache key of plans and kernels.
 """
@@ -22,7 +22,7 @@ from warpattn.sequences import Sequence
 
 
 class Scales(NamedTuple):
-    """What scales of 8-bit tensors belong to, see `quantized.granularity`."""
+    """Granularities of the scales of 8-bit tensors, see `quantized.granularity`."""
 
     k: str | int | None = None
     v: str | int | None = None
@@ -51,13 +51,13 @@ class Problem:
     score: Hashable  # ScoreProgram.key, additive masks included; None for plain scores
     has_sinks: bool
     has_lse: bool
-    max_q: int = 0  # queries of a sequence at most where `seq_q` is a total over pages, else 0
+    max_q: int = 0  # most queries of a sequence of a ragged batch over pages, whose `seq_q` is a total; else 0
     kv_dtype: torch.dtype | None = None  # of 8-bit keys and values; None: that of q
     q_dtype: torch.dtype | None = None  # of 8-bit queries; None: that of the output
     scales: Scales = NO_SCALES
-    rope: int = 0  # columns of keys, the last, in the dtype of the output beside 8-bit ones
-    narrow_rope: bool = False  # whether these have 8 bits, too
-    q_rope: int = 0  # columns of queries, the last, that are in a tensor of their own
+    rope: int = 0  # the last columns of 8-bit latents that are in a separate rotary part
+    narrow_rope: bool = False  # whether that part has 8 bits, too
+    q_rope: int = 0  # the last columns of queries that are in a tensor of their own
 
     @property
     def ragged_queries(self) -> bool:
@@ -66,7 +66,7 @@ class Problem:
 
     @property
     def longest_q(self) -> int:
-        """Queries of a sequence at most, as far as known: their total, for ragged ones that are not paged."""
+        """The most queries of a sequence, as far as known: their total for ragged sequences that are not paged."""
         return self.max_q or self.seq_q
 
     @cached_property
@@ -76,19 +76,19 @@ class Problem:
 
     @property
     def block_scales(self) -> Scales:
-        """`scales` for kernels that take blocks of rows and no tokens: the token of a sequence of one is a block."""
+        """`scales` for kernels with scales per block of rows but not per token: a single token counts as a block."""
         lengths = {"k": self.seq_k, "q": self.seq_q} if self.kind == "dense" else {}
         alone = [name for name, length in lengths.items() if length == 1 and getattr(self.scales, name) == "token"]
         return self.scales._replace(**dict.fromkeys(alone, next(iter(ROW_BLOCKS))))
 
     @property
     def element(self) -> Element:
-        """Of the output, and of q, k and v if these have no other."""
+        """The element type of the output, and of q, k and v if these have no other."""
         return ELEMENT_OF[self.dtype]
 
     @property
     def kv_element(self) -> Element:
-        """Of k and v."""
+        """The element type of k and v."""
         return ELEMENT_OF[self.kv_dtype or self.dtype]
 
 
@@ -111,7 +111,7 @@ class Call:
     return_lse: bool = False
     out: Tensor | None = None
     backend: str = "auto"
-    deterministic: bool | None = None  # of gradients; None: as torch's switch says when they are taken
+    deterministic: bool | None = None  # of gradients; None: follow torch's switch when they are computed
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,4 +125,4 @@ class CheckedCall:
     scale: float
     lse_shape: tuple[int, ...]
     differentiated: tuple[str, ...] = ()  # names of the inputs that require gradients
-    exponent: float = 0.0  # the largest scale * log2(e) * (q . k) whose q . k is fp32, of finite operands
+    exponent: float = 0.0  # bounds scale * log2(e) * (q . k) for finite operands whose q . k is an fp32 number

@@ -1,8 +1,8 @@
-"""Every rule of a call, held before anything is launched.
+"""Checks every rule of a call before anything is launched.
 
 `validate` checks a call and returns it with its frozen `Problem`: the sizes, dtypes and traced functions that decide
-which kernel runs. Rules are here, in `sequences/` and, of what few calls have, in `beside.py`, `gradients.py`,
-`eight_bit.py` and `latent.py`; what the kernels of an architecture take is one list:
+which kernel runs. Rules are here, in `sequences/` and, for arguments that few calls have, in `beside.py`,
+`gradients.py`, `eight_bit.py` and `latent.py`. One function checks the limits of an architecture's kernels:
 
     validate(call)          the call's kind, dtype and sizes     ─┐
                                                                   ├─▶ check_limits
@@ -38,8 +38,8 @@ ALIKE = tuple({dtype} for dtype in DTYPES)
 LARGEST_SCALE = torch.finfo(torch.float32).max
 # Kernels fold the scale into the exponential, as c = scale * log2(e): right if c is a normal number above 0, and half
 # of c times the largest product is fp32 (`row_scale` takes the power of two below c; Hopper: sm90/arguments.py).
-# They apply other scales to the scores, before the maximum of a row is taken, as they do where there is a score
-# function: this one leaves scores as they are.
+# With other scales they multiply the scores before they take the maximum of a row, as they do where there is a score
+# function; a call without one gets AS_IT_IS, which leaves scores as they are.
 LOWEST_SCALE, FOLDED = 2.0**-100, 0.5
 AS_IT_IS = CustomScore(lambda s, b, h, q, k: s).program()
 
@@ -48,7 +48,7 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     """Check a call against every rule; the AttentionError lists all that are broken.
 
     Offsets, lengths and page tables are read back and checked when the reference runs, which walks them on the host
-    anyway; for a GPU backend, and without `read_values`, their values are the caller's promise.
+    anyway; for a GPU backend, and without `read_values`, the caller promises that they are right.
     """
     rules, sequence = Rules(), call.sequence
     ranked = sequence.check(rules, call.q, call.k, call.v)
@@ -91,7 +91,7 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
 
 
 def _check_options(rules: Rules, call: Call) -> None:
-    """Rules of mask, score, scale and return_lse that need no tensor."""
+    """Check mask, score, scale and return_lse as far as that needs no tensor."""
     for name, value, kind, such, made_by in (
         ("mask", call.mask, Mask, "Causal()", "Materialized(tensor) and CustomMask(function)"),
         ("score", call.score, Score, "SoftCap(30.0)", "Bias(tensor) and CustomScore(function)"),
@@ -108,7 +108,7 @@ def _check_options(rules: Rules, call: Call) -> None:
 
 
 def _traced(rules: Rules, call: Call) -> tuple[MaskProgram | None, ScoreProgram | None]:
-    """The mask's and the score's programs; an additive mask becomes part of the score, after it."""
+    """Trace mask and score; an additive mask becomes the last part of the score."""
     mask = call.mask if isinstance(call.mask, Mask) else None
     score = call.score if isinstance(call.score, Score) else None
     try:
@@ -124,7 +124,7 @@ def _traced(rules: Rules, call: Call) -> tuple[MaskProgram | None, ScoreProgram 
 
 
 def _check_devices(rules: Rules, call: Call, named: dict[str, Tensor], captured: list[Tensor]) -> None:
-    """Everything on the device of q; `named`: the tensors of the sequence."""
+    """Require all tensors on the device of q; `named`: those of the sequence."""
     if not isinstance(call.q, Tensor):
         return
     pairs = [*named.items(), ("sinks", call.sinks), ("out", call.out)]
@@ -137,7 +137,7 @@ def _check_devices(rules: Rules, call: Call, named: dict[str, Tensor], captured:
 def _check_kernels(
     rules: Rules, call: Call, arch: str, sizes: Sizes | None, plain: bool, names: tuple[str, ...], read_values: bool
 ) -> None:
-    """What the kernels of `arch` take of a call; `plain`: without 8-bit tensors. names: of its gradients."""
+    """Check that the kernels of `arch` take a call; `plain`: no 8-bit tensors; `names` require gradients."""
     narrow = getattr(call.q, "dtype", None)
     check_limits(rules, arch, call.sequence.kind, KERNEL_DTYPES[0] if narrow in EIGHT_BIT else narrow, sizes)
     if sizes is None:
@@ -151,7 +151,7 @@ def _check_kernels(
 
 
 def _is_differentiated(tensors: list[Tensor | None]) -> bool:
-    """Whether a tensor requires gradients, or a transform of torch.func or forward-mode AD is at work."""
+    """Whether a tensor requires gradients, or a transform of torch.func or forward-mode AD is active."""
     wanted = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
     return wanted or peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
@@ -162,14 +162,14 @@ def _scale(call: Call, sizes: Sizes) -> float:
 
 
 def _largest_exponent(scale: float, dim: int, dtype: torch.dtype | None) -> float:
-    """The largest c * (q . k) whose q . k is fp32, of finite operands of a dtype; None: with scales of their own."""
+    """Bound c * (q . k) for finite operands of `dtype` whose q . k is an fp32 number; None: operands with scales."""
     most = torch.finfo(dtype).max if dtype in KERNEL_DTYPES else LARGEST_SCALE
     product = min(dim * most * most, LARGEST_SCALE)
     return scale * math.log2(math.e) * product
 
 
 def _result_dtype(call: Call) -> torch.dtype | None:
-    """Of the output; None where q is no tensor."""
+    """Return the dtype of the output; None where q is no tensor."""
     if not isinstance(call.q, Tensor) or call.q.dtype not in EIGHT_BIT:
         return getattr(call.q, "dtype", None)
     return result_dtype(call.q.dtype, call.out.dtype if isinstance(call.out, Tensor) else None)
@@ -196,7 +196,7 @@ def is_latent(sizes: Sizes | Problem) -> bool:
 
 
 def check_limits(rules: Rules, arch: str, kind: str, dtype: torch.dtype | None, sizes: Sizes | Problem | None) -> None:
-    """What the kernels of `arch` take of sequence kinds, dtypes and sizes; `sizes` is None where ranks are wrong."""
+    """Check that the kernels of `arch` take a sequence kind, dtype and sizes; `sizes` is None where ranks are wrong."""
     limits = LIMITS[arch]
     if kind not in limits.kinds:
         rule = f"the {arch} backend takes {' and '.join(limits.kinds)} ones; {USE_REFERENCE}"
@@ -218,7 +218,7 @@ def check_limits(rules: Rules, arch: str, kind: str, dtype: torch.dtype | None, 
 
 
 def _check_dims(rules: Rules, arch: str, sizes: Sizes | Problem) -> None:
-    """Head dims that the kernels have."""
+    """Check that the kernels have these head dims."""
     limits = LIMITS[arch]
     either = f", or {LATENT.qk} with values of {LATENT.v} (latent attention)" if limits.latent else ""
     dims = {"q": sizes.dim_qk} if sizes.dim_qk == sizes.dim_v else {"q": sizes.dim_qk, "v": sizes.dim_v}

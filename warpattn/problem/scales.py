@@ -1,4 +1,4 @@
-"""8-bit keys and values as kernels take them: what a config says of them, and scales as arguments of a launch.
+"""8-bit keys and values as kernels take them: their part of a config (`EightBit`), and scales as launch arguments.
 
 The launch fills named tuples and the kernel reads their fields by name. Nothing here imports Triton.
 """
@@ -22,56 +22,56 @@ from warpattn.sequences import Sequence
 
 @dataclass(frozen=True)
 class EightBit:
-    """8-bit keys and values, and perhaps queries: they become 16-bit operands (sm90/prefill/eight_bit/convert.py,
-    sm90/decode/eight_bit.py, amd/kv_buffer.py) unless products have 8 bits (sm90/prefill/eight_bit/weights.py)."""
+    """8-bit keys and values, and perhaps queries. Kernels convert them to 16 bits (sm90/prefill/eight_bit/convert.py,
+    sm90/decode/eight_bit.py, amd/kv_buffer.py) unless they multiply in 8 bits (sm90/prefill/eight_bit/weights.py)."""
 
     element: Element  # where the kernel reads them: of 16 bits after sm90/copies
-    scales: Granularities  # what those of k, v and q belong to
-    queries: bool = False  # whether these have 8 bits, too
-    rope: Element | None = None  # of rotary columns that keys have in a tensor of their own, the last ones; None: none
+    scales: Granularities  # of k, v and q
+    queries: bool = False  # whether queries have 8 bits, too
+    rope: Element | None = None  # of the last, rotary columns of keys, if these are in a tensor of their own
 
     @property
     def widened(self) -> bool:
-        """Whether a launch before has made 16-bit copies of them, so that only their scales are left."""
+        """Whether an earlier launch has made 16-bit copies, so that the kernel only applies their scales."""
         return self.element.bytes > 1
 
     @property
     def by_token(self) -> bool:
-        """Whether scales are looked up for each token of a head, of its key, its value or its query."""
+        """Whether a scale of keys, values or queries is looked up for each token of a head."""
         return any(self.of_token(operand) for operand in self.scales._fields)
 
     def of_token(self, operand: str) -> bool:
-        """The same of one operand: a token has its own, those of blocks of columns, or that of its block of rows."""
+        """`by_token` of one operand: it has scales per token, per block of columns or per block of rows."""
         per = getattr(self.scales, operand)
         return per == "token" or isinstance(per, int) or per in ROW_BLOCKS
 
     def columns(self, operand: str) -> int:
-        """Columns of a head that share a scale of a token; 0 where all of them do, or tokens have none."""
+        """Columns of a head that share a scale, for scales per block of columns; else 0."""
         per = getattr(self.scales, operand)
         return per if isinstance(per, int) else 0
 
     def blocks(self, operand: str, columns: int) -> int:
-        """Blocks of a tile's columns with scales of their own."""
+        """The number of blocks with their own scale in a tile of `columns` columns."""
         return columns // (self.columns(operand) or columns)
 
     def token_scales(self, columns_qk: int, columns_v: int) -> int:
-        """Scales that are kept of a token's key and value in tiles of so many columns."""
+        """The number of scales of one token's key and value together, for tiles with these columns."""
         return self.blocks("k", columns_qk) + self.blocks("v", columns_v) if self.by_token else 0
 
     def rows(self, operand: str) -> int:
-        """Tokens of a head that share a scale, if blocks of them do; else 0."""
+        """Tokens of a head that share a scale, for scales per block of rows; else 0."""
         return ROW_BLOCKS.get(getattr(self.scales, operand), 0)
 
 
 def eight_bit_of(problem: Problem) -> EightBit | None:
-    """The 8-bit keys and values of a problem."""
+    """Return the 8-bit keys and values of a problem; None without any."""
     if problem.kv_dtype is None:
         return None
     return EightBit(ELEMENT_OF[problem.kv_dtype], problem.scales, problem.q_dtype is not None)
 
 
 class ScaleRows(NamedTuple):
-    """A scale of 8-bit keys or values with its strides: 0 for the dimensions that it does not have."""
+    """A scale of 8-bit keys or values with its strides, 0 for dimensions that it does not have."""
 
     scale: Any  # float*
     outer: Int64  # from one batch entry or page to the next
@@ -80,7 +80,7 @@ class ScaleRows(NamedTuple):
 
 
 class ColumnScaleRows(NamedTuple):
-    """A scale of blocks of columns, as `ScaleRows`."""
+    """As `ScaleRows`, for scales per block of columns."""
 
     scale: Any  # float*
     outer: Int64
@@ -90,7 +90,7 @@ class ColumnScaleRows(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """The `scale` argument of attention over 8-bit keys and values; without 8-bit queries these have no scale."""
+    """The `scale` argument of attention over 8-bit keys and values; only 8-bit queries have a scale `q`."""
 
     scores: Any  # softmax scale, fp32
     k: Any  # ScaleRows, or ColumnScaleRows
@@ -99,7 +99,7 @@ class Scales(NamedTuple):
 
 
 def scale_rows(x: Tensor, scale: Tensor | None) -> ScaleRows | ColumnScaleRows:
-    """The argument for the scale of keys or values x (batch or page, row, head, dim) or (row, head, dim)."""
+    """Make the argument for the scale of keys or values x (batch or page, row, head, dim) or (row, head, dim)."""
     if scale is None or scale.ndim < 2:
         return ScaleRows(scale, 0, 0, scale.stride(0) if scale is not None and scale.ndim else 0)
     rows = ScaleRows(scale, *[0] * (4 - x.ndim), *scale.stride()[: x.ndim - 1])
@@ -107,13 +107,13 @@ def scale_rows(x: Tensor, scale: Tensor | None) -> ScaleRows | ColumnScaleRows:
 
 
 def latent_scales(x: Tensor, scale: Tensor | None) -> ColumnScaleRows:
-    """The argument for the scale of latents x (pages, page size, heads, columns); without one it is 1."""
+    """Make the argument for the scale of latents x (pages, page size, heads, columns); without a scale it is 1."""
     scale = x.new_ones((), dtype=torch.float32) if scale is None else scale
     steps = (0, 0, *scale.stride()) if scale.ndim == 1 else scale.stride() or (0, 0, 0)
     return ColumnScaleRows(scale, *(*steps, 0)[:4])
 
 
 def call_scales(scale: float, x: Operands, sequence: Sequence) -> Scales:
-    """The softmax scale, and those of 8-bit keys, values and queries."""
+    """Return the softmax scale and the scales of 8-bit keys, values and queries as one argument."""
     pairs = ((x.k, sequence.k_scale), (x.v, sequence.v_scale), (x.q, sequence.q_scale))
     return Scales(scale, *(scale_rows(*pair) for pair in pairs))

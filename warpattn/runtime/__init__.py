@@ -1,1 +1,1 @@
-"""From a checked call to launches on a card or in the simulator, and the caches that make a second call cheap."""
+"""Runs calls as launches on a card or in the simulator, with the caches that make a second call cheap."""

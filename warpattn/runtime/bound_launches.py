@@ -1,14 +1,14 @@
-"""Launches with their parameters in memory: to launch them again on other tensors, only addresses are written.
+"""Launches whose kernel parameters stay in memory, so that launching them on other tensors only writes addresses.
 
     Launch ─ load ─▶ LoadedKernel ─ BoundLaunch ─▶ parameters at fixed addresses ─ launch(stream) ─▶ one driver call
     BoundLaunches(launches)          the launches of one call, in order
       .launch()                      on the tensors that they were made of
-      .follow(tensors, …)            find each tensor of the call among the parameters, by identity
+      .follow(tensors, …)            find the parameters that hold each tensor of the call, by identity
       (addresses, values)            launch on other tensors of the same shapes and strides
 
-A kernel that hands out its tiles needs a counter in device memory that is 0 before every launch and not used by another
-one meanwhile: one per stream, and one per stream of each capture (tile_counters.py). Workspaces belong to the
-`BoundLaunches`, so one that has any must not run twice at the same time: keep one per stream.
+A kernel with a dynamic tile scheduler needs a counter in device memory that is 0 before every launch and that no other
+launch uses meanwhile: one per stream, and one per stream of each capture (tile_counters.py). Workspaces belong to the
+`BoundLaunches`, so one with a workspace must not run twice at the same time: keep one per stream.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from warpattn.runtime.kernel_parameters import SCRATCH, Parameter
 from warpattn.runtime.tile_counters import TileCounters
 from warpattn.sequences import Sequence as Layout
 
-CAPTURED = ("mask_args", "score_args")  # parameters for what mask and score captured
+CAPTURED = ("mask_args", "score_args")  # parameters for tensors that mask and score captured
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class LoadedKernel:
     threads: int
     shared: int
     parameters: tuple[Parameter, ...]
-    kinds: tuple[str, ...]  # of the values that the driver gets for them; a map is followed by its extents and strides
-    first: tuple[int, ...]  # for each parameter the number of its first cell
-    ctas: int = 1  # of a cluster, whose size is in the machine code
+    kinds: tuple[str, ...]  # of the values passed to the driver; a map is followed by its extents and strides
+    first: tuple[int, ...]  # for each parameter the index of its first value
+    ctas: int = 1  # CTAs of a cluster; its size is in the machine code
 
     @classmethod
     def of(cls, made: Artifact, function: int, ctas: int) -> LoadedKernel:
-        """An artifact whose machine code is on a device as `function`."""
+        """Describe an artifact whose machine code is loaded on a device as `function`."""
         counts = [_kinds(parameter) for parameter in made.parameters]
         kinds = [kind for listed in counts for kind in listed]
         first = tuple(accumulate([len(listed) for listed in counts], initial=0))[:-1]
@@ -66,7 +66,7 @@ def _kinds(parameter: Parameter) -> tuple[str, ...]:
 
 
 def driver_of(arch: str) -> Any:
-    """The module of an architecture's driver, `cuda` or `hip`, which have the same names."""
+    """Return the driver module of an architecture, `cuda` or `hip`, which have the same functions."""
     return hip if arch in hip.ARCHS else cuda
 
 
@@ -75,7 +75,7 @@ _loading = threading.Lock()
 
 
 def load(launch: Launch, device: int) -> LoadedKernel:
-    """The kernel of a launch on a device, which must be the current one."""
+    """Return the kernel of a launch, loaded on a device, which must be the current one."""
     driver = driver_of(launch.arch)
     driver.bind_context(device)  # this thread may never have used CUDA
     key = (device, launch.name, launch.arch, launch.key)
@@ -93,12 +93,12 @@ def load(launch: Launch, device: int) -> LoadedKernel:
 
 
 def _target(arch: str) -> str:
-    """What kernels are compiled for: the current device itself where it may run those of another chip."""
+    """Return the chip to compile for: the current device's own name if it runs another chip's kernels."""
     return (arch in RUNS.values() and chip_of(torch.device("cuda")).target) or arch
 
 
 def argument(args: Mapping[str, Any], name: str) -> Any:
-    """A parameter's value among a launch's arguments: `shape.seq_q` is a field of a tuple, `args.0` the first part."""
+    """Find a parameter's value in a launch's arguments: `shape.seq_q` is a tuple's field, `args.0` its first part."""
     root, *path = name.split(".")
     value = args[root]
     for part in path:
@@ -124,7 +124,7 @@ class BoundLaunch:
             self._write(self._first[parameter.name], parameter, value, launch.l2_promotion)
         x, y, z = (*launch.grid, 1, 1)[:3]
         self.tile_counter = launch.tile_counter
-        if launch.tile_counter is not None:  # so fewer programs do the same work
+        if launch.tile_counter is not None:  # then fewer programs can do the same work
             x = min(x, processors(device))  # the planner's chip may have more than this one
         size = ((x * kernel.ctas, y, z), kernel.threads, kernel.shared)
         self.call = driver.launch_call(kernel.function, *size, self._memory.table, pdl=launch.pdl)
@@ -143,7 +143,7 @@ class BoundLaunch:
             cells[index].value = value
 
     def map_address(self, name: str) -> int:
-        """Where the tensor map `name` is."""
+        """Return the address of the tensor map `name`."""
         return self._memory.addresses[self._first[name]]
 
     def takes(self, name: str) -> bool:
@@ -167,7 +167,7 @@ class BoundLaunches:
         self._counters = tile_counters(device)
         self._counter_cells = [bound.cell(bound.tile_counter) for bound in self.each if bound.tile_counter]
         self._lock = threading.Lock()
-        self._addresses: tuple[int, ...] = ()  # that the parameters hold, of the tensors that are followed
+        self._addresses: tuple[int, ...] = ()  # of the followed tensors, as the parameters hold them now
         self._cells: list[tuple[int, Any]] = []  # (which tensor, its cell)
         self._maps: list[tuple[int, int]] = []  # (which tensor, address of its map)
         self._captured: list[tuple[int, Any]] = []  # (which value, its cell)
@@ -175,23 +175,23 @@ class BoundLaunches:
 
     @property
     def has_workspace(self) -> bool:
-        """Whether the launches write memory of their own: then they must not run twice at the same time."""
+        """Whether the launches have a workspace: then they must not run twice at the same time."""
         return bool(self._workspace)
 
     @property
     def workspace_bytes(self) -> int:
-        """Of that memory, once where several parameters lead to it."""
+        """Bytes of the workspace, each tensor counted once."""
         return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in self._workspace}.values())
 
     def cells(self, name: str) -> list[Any]:
-        """The cells of a number in all launches that take it."""
+        """Return the cells of the scalar `name` in all launches that take it."""
         return [bound.cell(name) for bound in self.each if bound.takes(name)]
 
     def follow(self, tensors: Sequence[Tensor | None], mask_values: int = 0) -> None:
-        """Find the tensors of a call among the parameters, so that it can be repeated on others.
+        """Find which parameters hold the tensors of a call, so that it can be repeated on others.
 
-        mask_values: how many of the captured tensors' values are the mask's. LookupError if a tensor of the call
-        cannot be told from the others, or if the launches use a copy of it. The tensors are not kept.
+        mask_values: how many of the captured tensors' values are the mask's. Raises LookupError if one tensor is given
+        for two, or if the launches use a copy of a tensor. The tensors are not kept.
         """
         given = [tensor for tensor in tensors if tensor is not None]
         index_of = {id(tensor): i for i, tensor in enumerate(tensors) if tensor is not None}
@@ -240,7 +240,7 @@ class BoundLaunches:
     def __call__(self, addresses: tuple[int, ...], captured: Sequence[int]) -> None:
         """Launch on other tensors.
 
-        addresses: of the tensors that are followed, 0 for None; captured: `captured_values` of those of mask and score.
+        addresses: of the followed tensors, 0 for None; captured: `captured_values` of the tensors of mask and score.
         """
         with self._lock:
             if addresses != self._addresses:
@@ -264,7 +264,7 @@ class BoundLaunches:
         self._addresses = addresses
 
     def _launch_again(self, call: Any, stream: int, code: int) -> None:
-        """A thread that never used CUDA has no context yet: give it one and launch once more; else raise."""
+        """Handle a failed launch: give a thread without a context one and launch once more; else raise."""
         if code == cuda.INVALID_CONTEXT:
             self._driver.bind_context(self.device)
             code = call(stream)
@@ -273,21 +273,21 @@ class BoundLaunches:
 
 
 def _check_together(launch: Launch, most: int) -> None:
-    """AttentionError if a device runs fewer programs at once than wait for each other, as a part of a card may."""
+    """Raise AttentionError if a device, such as a part of a card, runs too few programs at once."""
     if launch.together > most:
         what = f"{launch.together} programs wait for each other, and this device runs {most} at once"
         raise AttentionError(f"{launch.name}: {what}; gradients that are not deterministic do not wait")
 
 
 def launch_all(launches: Sequence[Launch], device: int) -> BoundLaunches:
-    """Launch on torch's current stream of a device, which must be the current one; what was bound."""
+    """Launch on torch's current stream of a device, which must be the current one; return the bound launches."""
     bound = BoundLaunches(launches, device)
     bound.launch()
     return bound
 
 
 def _extent(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides for a map; a dimension of one element may have any stride, so it gets one that maps take."""
+    """Return shape and strides for a tensor map; a dimension of one element gets a stride that maps accept."""
     packed = 16 * -(-x.shape[-1] // 16)
     return tuple(x.shape), tuple([s if n > 1 else packed for n, s in zip(x.shape, x.stride(), strict=True)])
 
@@ -295,7 +295,7 @@ def _extent(x: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def layout_of(
     shape: tuple[int, ...], strides: tuple[int, ...], parameter: Parameter, promotion: int
 ) -> cuda.TensorMapLayout:
-    """The map of a tensor in boxes of the parameter; a row of a box is at most as long as its swizzle."""
+    """Return the tensor map of a tensor with the parameter's box, whose rows are at most as long as its swizzle."""
     *outer, columns = parameter.box
     swizzle = parameter.swizzle
     size = BYTES_OF[parameter.dtype]

@@ -1,15 +1,15 @@
-"""The folder of compiled kernels: what it holds, and what leaves it.
+"""The folder of compiled kernels: which files it holds, and which are removed when.
 
-    <folder>/ab/version-cdef….kernel   a kernel; its time of change is when a process last took it from the disk
+    <folder>/ab/version-cdef….kernel   a kernel; its modification time is when a process last read it from disk
     <folder>/ab/tmp….part              a kernel that a process is writing, locked by it until it is renamed
     <folder>/tuned/                    tuned choices (tuned/rows.py), which `tune --forget` removes
 
-`version` is a digest of the source and of Triton's version. Kernels of other versions leave after `OTHERS_DAYS` without
-use, any after `UNUSED_DAYS`, and those not used for longest once the folder holds more than its limit. A `.part` file
-leaves when its writer's lock is gone, which the operating system also releases where a writer was killed.
+`version` is a digest of the source and of Triton's version. Kernels of other versions are removed after `OTHERS_DAYS`
+without use, any after `UNUSED_DAYS`, and the least recently used once the folder exceeds its limit. A `.part` file is
+removed when its writer's lock is gone; the operating system also releases the lock of a killed writer.
 
-Who can write a kernel's file can run code as its reader. So folders and files are made for this user alone, and
-`refusal` says why a folder is not used: it is another user's, or others may write there.
+A user who can write a kernel's file can run code as its reader. So folders and files are made for this user alone, and
+`refusal` says why a folder is not used: it belongs to another user, or others may write there.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from warpattn.errors import AttentionError
 
 LIMIT_MIB = 1024  # a kernel takes 0.1 to 0.4 MiB: some thousand problems
 UNUSED_DAYS = 90
-OTHERS_DAYS = 14  # of another version: a second environment that is in use is not emptied all the time
+OTHERS_DAYS = 14  # of another version: kernels of a second environment in use must stay
 TEMPORARY = "warpattn-"
-LARGEST = 64 * 2**20  # bytes of a file that is read
-GRACE_S = 60.0  # in which a new .part file may not have its lock yet
+LARGEST = 64 * 2**20  # most bytes of a file to read
+GRACE_S = 60.0  # how long a new .part file may be without its lock
 UNIT = 2**20
 
 
@@ -48,7 +48,7 @@ class Contents:
 
 
 def folder() -> Path | None:
-    """Where kernels are kept; None when there is no place for them."""
+    """Return the folder where kernels are kept; None when there is none."""
     given = os.environ.get("WARPATTN_CACHE_DIR")
     if given:
         return Path(given)
@@ -60,7 +60,7 @@ def folder() -> Path | None:
 
 
 def refusal(place: Path | None, writing: bool = True) -> str:
-    """Why kernels are not kept in a folder (or, `writing` false, not taken from it); empty if they are."""
+    """Say why kernels are not kept in a folder (or, `writing` false, not read from it); empty if they are."""
     if place is None:
         return "there is no home folder: set WARPATTN_CACHE_DIR"
     try:
@@ -84,8 +84,8 @@ def _can_be_made(place: Path) -> bool:
 
 
 def read(path: Path) -> bytes:
-    """The bytes of a file that only this user can have written; OSError for anything else, such as a link or a pipe,
-    which a reader would wait for."""
+    """Return the bytes of a file that only this user can have written; raises OSError for anything else, such as a
+    link, or a pipe, on which a reader would block."""
     for place in path.parents[:2]:
         if why := refusal(place, writing=False):
             raise PermissionError(why)
@@ -99,7 +99,7 @@ def read(path: Path) -> bytes:
 
 
 def new_file(path: Path) -> tuple[int, Path]:
-    """An open, locked .part file to be renamed to `path`, in folders that are made for this user alone."""
+    """Make an open, locked .part file, to be renamed to `path`, in folders for this user alone."""
     make_folders(path)
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
     lock(handle)
@@ -107,7 +107,7 @@ def new_file(path: Path) -> tuple[int, Path]:
 
 
 def make_folders(path: Path) -> None:
-    """Make the two folders of a file for this user alone; PermissionError where others may write in one."""
+    """Make the two folders of a file for this user alone; raises PermissionError if others may write in one."""
     place = path.parents[1]
     place.parent.mkdir(parents=True, exist_ok=True)
     for made in (place, path.parent):
@@ -117,7 +117,7 @@ def make_folders(path: Path) -> None:
 
 
 def private_temporary() -> Path:
-    """A new temporary folder of this process; those of processes that were killed leave."""
+    """Make a temporary folder for this process; remove those of processes that were killed."""
     for other in Path(tempfile.gettempdir()).glob(f"{TEMPORARY}*/lock"):
         with contextlib.suppress(OSError):
             if _abandoned(other, other.lstat()):
@@ -129,7 +129,7 @@ def private_temporary() -> Path:
 
 
 def limit() -> int:
-    """Bytes that the folder may hold: $WARPATTN_CACHE_MIB times 2**20, or those of `LIMIT_MIB`."""
+    """Return how many bytes the folder may hold: $WARPATTN_CACHE_MIB MiB, else `LIMIT_MIB`."""
     given = os.environ.get("WARPATTN_CACHE_MIB")
     if not given:
         return LIMIT_MIB * UNIT
@@ -139,7 +139,7 @@ def limit() -> int:
 
 
 def look(place: Path | None) -> Contents:
-    """What a folder holds."""
+    """Return what a folder holds."""
     found = list(_kernels(place))
     used = [status.st_mtime for _, status in found] or [0.0]
     size = sum(status.st_size for _, status in found)
@@ -147,15 +147,14 @@ def look(place: Path | None) -> Contents:
 
 
 def mark_used(path: Path) -> None:
-    """Note that a kernel was read; where that cannot be noted, it leaves the folder sooner."""
+    """Note that a kernel was read; if that fails, it is removed sooner."""
     with contextlib.suppress(OSError):
         os.utime(path)
 
 
 def sweep(place: Path | None, most: int | None = None, version: str = "") -> int:
-    """Remove what is not in use, then those used longest ago until `most` bytes are left (None: `limit()`); how many.
-
-    version: how the names of kernels begin that this process could use; others leave earlier.
+    """Remove unused kernels, then the least recently used until `most` bytes are left (None: `limit()`); return how
+    many. version: the prefix of the names of kernels that this process could use; others are removed earlier.
     """
     most = limit() if most is None else most
     _remove(path for path, status in _files(place, "part") if _abandoned(path, status))
@@ -170,7 +169,7 @@ def sweep(place: Path | None, most: int | None = None, version: str = "") -> int
 
 
 def clear(place: Path | None) -> int:
-    """Remove every kernel, and the files of writers that are gone; how many kernels."""
+    """Remove every kernel, and the files of writers that are gone; return the number of kernels."""
     removed = sweep(place, 0)
     for path in place.glob("??") if place is not None and place.is_dir() else ():
         with contextlib.suppress(OSError):  # not empty: another process writes there
@@ -185,7 +184,7 @@ def lock(handle: int) -> None:
 
 
 def _abandoned(path: Path, status: os.stat_result) -> bool:
-    """Whether no process writes a .part file any more."""
+    """Whether the process that wrote a .part file is gone."""
     if time.time() - status.st_mtime < GRACE_S or status.st_uid != os.geteuid():
         return False
     try:
@@ -206,9 +205,9 @@ def _kernels(place: Path | None) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _files(place: Path | None, kind: str) -> Iterator[tuple[Path, os.stat_result]]:
-    """Files of a kind with their status; those that another process removes meanwhile are left out."""
+    """Yield files of a kind with their status, without those that another process removes meanwhile."""
     for below in sorted(place.glob("??")) if place is not None and place.is_dir() else ():
-        if below.is_symlink():  # what it leads to is not this folder's
+        if below.is_symlink():  # its target is not part of this folder
             continue
         for path in sorted(below.glob(f"*.{kind}")):
             with contextlib.suppress(OSError):
@@ -216,7 +215,7 @@ def _files(place: Path | None, kind: str) -> Iterator[tuple[Path, os.stat_result
 
 
 def _remove(paths: Iterable[Path]) -> int:
-    """Remove files; how many could be."""
+    """Remove files; return how many could be removed."""
     removed = 0
     for path in paths:
         with contextlib.suppress(OSError):

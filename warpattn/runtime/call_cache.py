@@ -1,13 +1,13 @@
 """Cache of launches for repeated calls: skips validation and planning.
 
-    key = all that rules and plan have read: shapes, strides, dtypes, devices, traced mask and score, options
+    key = all that rules and plan depend on: shapes, strides, dtypes, devices, traced mask and score, options
     key -> CachedCall: allocate the output, write addresses, launch          about 10 us on the host instead of 200
 
 Launches without a workspace serve all streams and captures; others are kept once per stream, and a captured call is
-validated and planned. Everything that a check has read is part of the key or is read again in each call: gradients,
-the current device, addresses, captured tensors. A call that is unusual in any way is validated and planned. The key
-identifies masks and scores by their traced programs, which equal values share, and refers weakly to programs that hold
-tensors, so it keeps none of them alive.
+validated and planned. Everything that a check depends on is part of the key or is checked again in each call:
+gradients, the current device, addresses, captured tensors. A call that is unusual in any way is validated and planned.
+The key identifies masks and scores by their traced programs, which equal values share. It holds programs by weak
+references, so it keeps no captured tensor alive.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from warpattn.sequences import Dense, Sequence
 Result = Tensor | tuple[Tensor, Tensor]
 
 AT_MOST = 2048
-MOST_BYTES = 2**30  # of workspaces that remembered calls keep
-STREAMS = 16  # whose workspaces are kept for one key
+MOST_BYTES = 2**30  # of the workspaces of all remembered calls
+STREAMS = 16  # most streams whose workspaces are kept for one key
 
 _UNUSUAL = (AttributeError, LookupError, RuntimeError, TypeError)
 _known: dict[Hashable, CachedCall] = {}
@@ -39,7 +39,7 @@ _held = 0  # bytes of their workspaces
 
 
 def recall(call: Call) -> Result | None:
-    """The result of a call whose like has been remembered; None if there is none, or if this one must be validated."""
+    """Run a call by remembered launches and return its result; None if there are none, or if it must be validated."""
     try:
         key, mask, score = _identify(call)
         known = _known.get(key)
@@ -51,7 +51,7 @@ def recall(call: Call) -> Result | None:
 def remember(call: Call, checked: CheckedCall, x: Operands, bound: BoundLaunches) -> None:
     """Keep the launches of a call that has just run on operands `x`, if they serve other tensors as well."""
     if call.mask is not None and call.mask.additive() is not None:
-        return  # the additive part is a score of its own, made anew in every call
+        return  # the additive part is a separate score, made anew in every call
     if call.sinks is not None and call.sinks.stride(0) != 1:
         return  # see `_identify`: the imaginary part of a complex tensor
     given = (call.q, call.k, call.v, x.out if call.out is None else call.out)
@@ -77,7 +77,7 @@ def remember(call: Call, checked: CheckedCall, x: Operands, bound: BoundLaunches
 
 
 def forget() -> None:
-    """Plan every call anew; what was captured into graphs stays as it is."""
+    """Forget all launches, so that every call is planned anew; captured graphs stay as they are."""
     global _held
     _known.clear()
     _held = 0
@@ -134,10 +134,10 @@ class CachedCall:
             values = captured_values(tensors)
         try:
             q_at, k_at, v_at = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        except RuntimeError:  # such as of torch.vmap
+        except RuntimeError:  # no address, such as a tensor of torch.vmap
             return None
         if sinks is not None:
-            sinks = logits(sinks)  # a copy of 16-bit ones, which lives until the launch
+            sinks = logits(sinks)  # a copy if they have 16 bits; it lives until the launch
         sinks_at, rope_at = 0 if sinks is None else sinks.data_ptr(), 0 if rope is None else rope.data_ptr()
         if out is None:
             out = torch.empty_like(q) if self._like_q else torch.empty(**self._out)
@@ -159,13 +159,13 @@ class CachedCall:
 
 
 def _is_plain(sequence: Sequence) -> bool:
-    """Whether a sequence has no tensors of its own."""
+    """Whether a sequence holds no tensors."""
     beside = sequence.q_rope
     return type(sequence) is Dense and sequence.k_scale is sequence.v_scale is sequence.q_scale is beside is None
 
 
 def _layout(sequence: Sequence) -> Hashable:
-    """What identifies where the sequences of a batch are, but for the values of offsets, lengths and tables."""
+    """The key of a batch's layout: all but the values of offsets, lengths and tables."""
     named = sequence.indices()
     if torch.is_grad_enabled() and any(x.requires_grad for x in named.values()):
         raise TypeError
@@ -173,10 +173,10 @@ def _layout(sequence: Sequence) -> Hashable:
 
 
 def _identify(call: Call) -> tuple[Hashable, MaskProgram | None, ScoreProgram | None]:
-    """What identifies a call, and its programs; raises one of `_UNUSUAL` for values that have no such identity."""
+    """Return the key of a call, and its programs; raises one of `_UNUSUAL` for values that have no key."""
     q, k, v, sinks, out, mask, score = call.q, call.k, call.v, call.sinks, call.out, call.mask, call.score
-    # 1 == True, but one of them is no scale and the other no flag; the key would hold a tensor's identity, not its
-    # number. What rules refuse for its negative bit has even strides, and no such tensor is remembered.
+    # 1 == True, but True is no scale and 1 no flag; of a tensor as scale the key would hold the identity, not the
+    # number. A tensor that rules refuse for its negative bit has even strides, and none with those is remembered.
     scale = call.scale
     if not (type(q) is type(k) is type(v) is Tensor) or type(call.return_lse) is not bool:
         raise TypeError

@@ -1,7 +1,7 @@
-"""The compiler's way from a launch to machine code; needs Triton and no GPU.
+"""Compiles launches to machine code; needs Triton and no GPU.
 
-Triton writes what it compiles into a folder of its own. Where it may not, or the disk is full, or something there
-cannot be read, it gets a private temporary one, which leaves with this process.
+Triton writes what it compiles into its own cache folder. If it may not, the disk is full, or something there cannot be
+read, it gets a private temporary folder, which is removed when this process ends.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _private: list[Path] = []  # the temporary folder, once one is needed
 
 
 def artifact_of(launch: Launch, target: str | None = None) -> Artifact:
-    """The machine code of a kernel, with what its driver needs to launch it; always compiles. target: a name of
-    `TARGETS` if it is not the launch's architecture."""
+    """Compile a launch's kernel; return its machine code with all that the driver needs to launch it. target: a name in
+    `TARGETS`, if that is not the launch's architecture."""
     kernel = compiled(launch, target)
     metadata = kernel.metadata
     taken = parameters(kernel.src.signature)
@@ -43,7 +43,7 @@ def artifact_of(launch: Launch, target: str | None = None) -> Artifact:
 
 
 def compiled(launch: Launch, target: str | None = None) -> Any:
-    """Triton's CompiledKernel of a launch, with its intermediate code and metadata; always compiles."""
+    """Compile a launch's kernel; return Triton's CompiledKernel with its intermediate code and metadata."""
     require_triton()
     import triton
 
@@ -62,7 +62,7 @@ def compiled(launch: Launch, target: str | None = None) -> Any:
 
 
 def check_memory(launch: Launch, shared: int) -> None:
-    """Raise AttentionError if a block of the launch's chip has less shared memory than the kernel needs, in bytes."""
+    """Raise AttentionError if the kernel needs more than the bytes of shared memory that a block of its chip has."""
     most = ARCHS[launch.arch].smem
     if shared > most:
         text = f"{launch.name} needs {shared:,} bytes of shared memory; a block of {launch.arch} has {most:,} at most"
@@ -71,11 +71,11 @@ def check_memory(launch: Launch, shared: int) -> None:
 
 @contextlib.contextmanager
 def pipeline_of(launch: Launch) -> Iterator[None]:
-    """Triton's stages for a launch, in Triton's own folder under a name of this source's version: Triton's names see
-    the text of functions, but not what the host works out for a kernel's constants. With `shared_code` the PTX has one
-    copy of equal loops before it is assembled.
+    """Hook into Triton's stages for a launch. It adds the version of this source to the names in Triton's own cache,
+    which depend on the text of device functions but not on the host code that computes a kernel's constants. With
+    `shared_code` it leaves one copy of equal loops in the PTX before that is assembled.
 
-    Triton has one hook for all threads, and a hook of the user's is called as before."""
+    Triton has one hook for all threads; a hook that the user has set is called as before."""
     from triton import knobs
 
     runtime: Any = knobs.runtime
@@ -89,12 +89,12 @@ def pipeline_of(launch: Launch) -> Iterator[None]:
 
 
 def stages_of_version(others: Callable[..., Any] | None, shared_code: bool) -> Callable[..., Any]:
-    """A hook for the stages of kernels that this thread compiles, beside that of `others`."""
+    """Return a hook for the stages of kernels that this thread compiles; it also calls the hook `others`."""
     thread, named = threading.get_ident(), version() + "one copy" * shared_code
 
     def stages_of(backend: Any = None, stages: Any = None, *given: Any) -> Any:
         ours = threading.get_ident() == thread
-        if stages is None:  # how kernels of this pipeline are told from others in Triton's folder
+        if stages is None:  # Triton asks for the part of its cache key that names this pipeline
             key, digest = others() if others else ("", "")
             return key + named * ours, digest
         if others:
@@ -108,19 +108,19 @@ def stages_of_version(others: Callable[..., Any] | None, shared_code: bool) -> C
 
 
 def _somewhere(compile_it: Callable[[], Any]) -> Any:
-    """What `compile_it` returns, in Triton's own folder or a private one."""
+    """Call `compile_it` with Triton's own folder or a private one; return its result."""
     why = folder_refusal(triton_folder())
     if not why and not _private:
         try:
             return compile_it()
-        except (OSError, ValueError, KeyError) as error:  # a full disk, or what Triton kept there is damaged
+        except (OSError, ValueError, KeyError) as error:  # a full disk, or damaged files of Triton's
             why = f"{type(error).__name__}: {error}"
     with _private_folder(why):
         return compile_it()
 
 
 def triton_folder() -> Path | None:
-    """Where Triton writes while it compiles; None without a home folder."""
+    """Return the folder where Triton writes while it compiles; None without a home folder."""
     given, home = os.environ.get("TRITON_CACHE_DIR"), os.environ.get("TRITON_HOME")
     if given:
         return Path(given)
@@ -131,7 +131,7 @@ def triton_folder() -> Path | None:
 
 
 def folder_refusal(place: Path | None) -> str:
-    """Why Triton's own folder is not used: it cannot be written, or every user can; empty if it is used."""
+    """Say why Triton's own folder is not used: it cannot be written, or all users can; empty if it is used."""
     if place is None:
         return "there is no home folder"
     there = next(path for path in (place, *place.absolute().parents) if os.path.lexists(path))
@@ -159,9 +159,9 @@ def _private_folder(why: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def refusals_named(name: str) -> Iterator[None]:
-    """Turn what Triton refuses to compile into one AttentionError; Triton's own error, with its lines, is its cause.
+    """Turn Triton's refusal to compile into one AttentionError, whose cause is Triton's own error with its lines.
 
-    A pass of MLIR that fails is a RuntimeError, and so is a program that is nested too deeply for Python's parser."""
+    A failed MLIR pass is a RuntimeError, and so is a program that is nested too deeply for Python's parser."""
     from triton.errors import TritonError
 
     try:
@@ -171,7 +171,7 @@ def refusals_named(name: str) -> Iterator[None]:
 
 
 def _innermost(error: BaseException) -> str:
-    """Why, in one line, without the excerpts of all functions of the call stack."""
+    """Return the innermost error's last line, without the excerpts of all functions of the call stack."""
     while error.__cause__ is not None or error.__context__ is not None:
         error = error.__cause__ or error.__context__ or error
     lines = str(error).strip().splitlines()

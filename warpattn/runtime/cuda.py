@@ -1,8 +1,8 @@
 """The few CUDA driver calls a planned launch needs, through ctypes: no compiler and no Triton at run time.
 
-A launch costs a few microseconds here because nothing is rebuilt: parameters live in one block of memory that is
-written in place, tensor maps keep everything but their address. Functions raise RuntimeError with the driver's own
-words; what a user can do wrong has been checked before.
+A launch costs a few microseconds because nothing is rebuilt: parameters live in one block of memory that is written in
+place, and of a tensor map only the address changes. Functions raise RuntimeError with the driver's message; users'
+mistakes have been checked before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 TENSOR_MAP_BYTES = 128
-INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has none yet
+INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT: this thread has no context yet
 _DATA_TYPES = {"fp16": 6, "fp32": 7, "bf16": 9, "fp8e4nv": 0, "fp8e5": 0}  # CUtensorMapDataType
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle by bytes
 _L2_PROMOTIONS = {0: 0, 64: 1, 128: 2, 256: 3}  # CUtensorMapL2promotion by bytes
@@ -31,7 +31,7 @@ def _no_cuda(*_: int) -> Any:
 
 
 # torch's own state without its Python wrappers, which cost 0.3 us each; absent from builds without CUDA.
-current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _no_cuda)  # of a device: handle
+current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _no_cuda)  # device -> handle
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", _no_cuda)
 is_capturing: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", _no_cuda)
 
@@ -55,10 +55,10 @@ def check(code: int, call: str) -> None:
 
 
 def load_function(cubin: bytes, name: str, shared: int) -> int:
-    """Handle of kernel `name` in the current context, allowed `shared` bytes of dynamic shared memory.
+    """Load kernel `name` in the current context with `shared` bytes of dynamic shared memory; return its handle.
 
-    The module stays loaded: graphs may hold the kernel for as long as the process lives. Loading allocates, which a
-    stream that is being captured forbids to its thread unless it is in the relaxed mode.
+    The module stays loaded: graphs may hold the kernel for as long as the process lives. Loading allocates memory,
+    which a thread that captures a stream may do in the relaxed mode only.
     """
     module, function, mode = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int(_CAPTURE_RELAXED)
     check(driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "cuThreadExchangeStreamCaptureMode")
@@ -83,7 +83,7 @@ def bind_context(device: int) -> None:
 
 
 def capture_of(stream: int) -> int:
-    """Number of the capture that records a stream, unique in this process; 0 if the driver does not say."""
+    """Return the number of the capture that records a stream, unique in this process; 0 if it is unknown."""
     status, number = ctypes.c_int(), ctypes.c_uint64()
     out = (ctypes.byref(status), ctypes.byref(number), None, None, None)  # neither its graph nor its dependencies
     code = driver().cuStreamGetCaptureInfo_v2(ctypes.c_void_p(stream), *out)
@@ -92,14 +92,14 @@ def capture_of(stream: int) -> int:
 
 @dataclass(frozen=True)
 class TensorMapLayout:
-    """What a tensor map says about a tensor but for its address: extents and byte strides, outermost first."""
+    """A tensor map without its address: extents and byte strides, outermost first."""
 
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # bytes, of every dimension but the last
     box: tuple[int, ...]
     swizzle: int
-    promotion: int  # bytes that L2 fetches at least
+    promotion: int  # fewest bytes that L2 fetches
 
     def encode(self, target: int, address: int) -> None:
         """Write the map for a tensor at `address` to the 128 bytes at `target` (64-byte aligned)."""
@@ -116,7 +116,7 @@ class TensorMapLayout:
 
 
 class Parameters:
-    """Kernel parameters at fixed addresses: number i is at `addresses[i]`; `cells[i]` rewrites it between launches."""
+    """Kernel parameters at fixed addresses: parameter i is at `addresses[i]`; `cells[i]` sets it between launches."""
 
     def __init__(self, kinds: Sequence[str]) -> None:
         """`kinds` in kernel order: "map" (tensor map), "ptr" or "i64", "i32", "f32"."""
@@ -136,7 +136,7 @@ class Parameters:
 
 
 class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute, as far as it is used."""
+    """CUlaunchAttribute, with the fields that are used."""
 
     _fields_: ClassVar = [("id", ctypes.c_int), ("_", ctypes.c_int), ("value", ctypes.c_int * 16)]
 
@@ -153,11 +153,11 @@ class _LaunchConfig(ctypes.Structure):
 def launch_call(
     function: int, grid: tuple[int, int, int], threads: int, shared: int, table: Any, *, pdl: bool = False
 ) -> Callable[[int], int]:
-    """A call that launches a kernel with the parameters of `table` on the stream it is given, and returns the driver's
-    code. To be used by one thread at a time.
+    """Return a function that launches a kernel with the parameters of `table` on a given stream and returns the
+    driver's code. Only one thread at a time may call it.
 
-    With `pdl` the kernel may start before the preceding one has ended (programmatic dependent launch), for which it
-    waits by itself with griddepcontrol.wait.
+    With `pdl` the kernel may start before the preceding one has ended (programmatic dependent launch); it waits for
+    that end by griddepcontrol.wait.
     """
     call = driver().cuLaunchKernelEx
     call.argtypes = [ctypes.c_void_p] * 4

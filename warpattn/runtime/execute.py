@@ -1,10 +1,10 @@
-"""Runs a call: from the cache of launches, or rules first and then the reference, the simulator or a card.
+"""Runs a call: by cached launches, or it checks the rules and runs the reference, the simulator or a card's kernels.
 
     attend(call) ─ call_cache.recall ─▶ launch                                                        a repeated call
                  ─ validate ─▶ CheckedCall ─┬─▶ reference                                             on the CPU
                                             ├─▶ simulate.run                                          "simulate:…"
                                             ├─▶ list_launches, launch_all ─▶ call_cache.remember      on a card
-                                            └─▶ itself: see training.autograd                         with gradients
+                                            └─▶ returned: training.autograd runs it                   with gradients
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from warpattn.runtime.launches import list_launches
 
 
 def attend(call: Call) -> Result | CheckedCall:
-    """Out, or (out, lse), of a call of any sequence kind; AttentionError listing every broken rule.
+    """Return out, or (out, lse), of a call of any sequence kind. Raises AttentionError listing every broken rule.
 
-    Where kernels would run and an input requires gradients nothing is run: `training.autograd` takes the checked call.
+    If kernels would run and an input requires gradients, it only returns the checked call, for `training.autograd`.
     """
     result = call_cache.recall(call)
     if result is not None:
@@ -42,7 +42,7 @@ def attend(call: Call) -> Result | CheckedCall:
 
 
 def _refer(call: Call, checked: CheckedCall) -> tuple[Tensor, Tensor | None]:
-    """The result by the reference, in fp32 (fp64 for fp64), rounded once."""
+    """Compute the result by the reference, in fp32 (fp64 for fp64), rounded once."""
     out, lse = reference(
         call.q,
         call.k,
@@ -58,7 +58,7 @@ def _refer(call: Call, checked: CheckedCall) -> tuple[Tensor, Tensor | None]:
 
 
 def _run_kernels(call: Call, checked: CheckedCall) -> tuple[Tensor, Tensor | None]:
-    """The result by kernels, simulated or on torch's current stream of the operands' device."""
+    """Compute the result by kernels, simulated or on torch's current stream of the operands' device."""
     q = call.q
     shape, kind = (*q.shape[:-1], checked.problem.dim_v), checked.problem.dtype
     out = q.new_empty(shape, dtype=kind) if call.out is None else call.out

@@ -3,8 +3,8 @@
     library(): libamdhip64, the copy that torch has loaded
     code object ─ load_function ─▶ handle ─ launch_call ─▶ hipModuleLaunchKernel
 
-A kernel's arguments are packed in one block of memory, each at a multiple of its size. That is the layout which the
-code object states in its metadata; `check_layout` holds the two against each other whenever one is compiled.
+A kernel's arguments are packed in one block of memory, each at a multiple of its size. The code object states the same
+layout in its metadata; `check_layout` compares the two whenever a kernel is compiled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STATED = re.compile(r"\.offset:\s+(\d+)\s+\.size:\s+(\d+)\s+\.value_kind:\s+(\w
 
 @cache
 def library() -> ctypes.CDLL:
-    """HIP's library: the copy that is mapped already, else torch's own, else the system's."""
+    """Load HIP's library: the copy that is mapped already, else torch's own, else the system's."""
     found = next(filter(None, map(_opened, _candidates())), None)
     if found is None:
         raise RuntimeError("libamdhip64.so could not be loaded: a torch built for ROCm brings it, this one was not")
@@ -51,12 +51,12 @@ def _candidates() -> Iterable[str]:
 
 
 def _mapped(maps: str) -> list[str]:
-    """Paths of HIP's library in a process's table of mapped files."""
+    """Return the paths of HIP's library in a process's table of mapped files."""
     return list(dict.fromkeys(re.findall(r"(/\S*libamdhip64\.so\S*)$", maps, re.MULTILINE)))
 
 
 def check(code: int, call: str) -> None:
-    """Raise if a HIP call failed, with HIP's name of the error and its words."""
+    """Raise if a HIP call failed, with the name and text of the error."""
     if code != 0:
         name, words = (_text(which, code) for which in ("hipGetErrorName", "hipGetErrorString"))
         raise RuntimeError(f"{call} failed with HIP error {code}, {name}: {words}")
@@ -69,14 +69,14 @@ def _text(call: str, code: int) -> str:
 
 
 class Argument(NamedTuple):
-    """Where one kernel argument is in the packed block."""
+    """The place of one kernel argument in the packed block, in bytes."""
 
     offset: int
     size: int
 
 
 def layout(kinds: Sequence[str]) -> tuple[Argument, ...]:
-    """Arguments one after the other, each at a multiple of its size."""
+    """Lay out arguments one after the other, each at a multiple of its size."""
     found, end = [], 0
     for kind in kinds:
         size = _SIZES[kind]
@@ -123,11 +123,11 @@ def launch_call(
 
 
 def bind_context(device: int) -> None:
-    """Nothing: HIP has a context for every thread on its current device."""
+    """Do nothing: in HIP every thread has a context on its current device."""
 
 
 def load_function(code: bytes, name: str, shared: int) -> int:
-    """Handle of kernel `name` on the current device; it may be given `shared` bytes of LDS, which HIP need not know.
+    """Load kernel `name` on the current device; return its handle. HIP need not know `shared`, its bytes of LDS.
 
     The module stays loaded, and loading is allowed while a stream is being captured, as in `cuda.load_function`.
     """
@@ -145,7 +145,7 @@ def load_function(code: bytes, name: str, shared: int) -> int:
 
 
 def check_layout(kinds: Sequence[str], amdgcn: str, name: str) -> None:
-    """RuntimeError unless arguments of these kinds are where kernel `name` states them."""
+    """Raise RuntimeError unless `layout` puts arguments of these kinds where kernel `name` expects them."""
     ours, stated = layout(kinds), stated_layout(amdgcn)
     if ours != stated:
         raise RuntimeError(f"kernel {name} takes its arguments at {stated}, but they would be written to {ours}")

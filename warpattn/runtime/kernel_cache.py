@@ -2,11 +2,11 @@
 
     find(key, build)    memory  ->  file  ->  build()  ->  file, memory
 
-A file is named by a hash of everything that decides its content: the source text of `warpattn/kernels` and of what it
+A file is named by a hash of everything that decides its content: the source text of `warpattn/kernels` and of its
 imports, Triton's version, and the key (config, traced functions, flags). It is written under another name and then
 renamed, so readers never see half a file; it starts with its name and a checksum, so a damaged or renamed one is
-compiled again. The folder is $WARPATTN_CACHE_DIR, else $XDG_CACHE_HOME/warpattn, else ~/.cache/warpattn; where it
-cannot be written, or where others can, kernels are compiled once per process, and one line on standard error says so.
+compiled again. The folder is $WARPATTN_CACHE_DIR, else $XDG_CACHE_HOME/warpattn, else ~/.cache/warpattn; if it cannot
+be written, or others can write it, kernels are compiled once per process, and one line on standard error says so.
 It may be deleted at any time; `cache_folder` keeps it below a limit and says which files are read.
 """
 
@@ -33,13 +33,13 @@ from warpattn.runtime.kernel_parameters import Parameter
 FORMAT = "warpattn kernel 3"
 IN_MEMORY = 512
 PACKAGE = Path(__file__).parents[1]
-# The kernels, what they import of this package but for the words of errors, the reader of their signatures, and what
-# changes their PTX.
+# The kernels, the modules that they import except for error messages, the reader of their signatures, and the code
+# that changes their PTX.
 SOURCES = (
     "kernels", "language", "problem", "sequences", "quantized.py", "runtime/kernel_parameters.py", "runtime/shared_code"
 )  # fmt: skip
 
-# What changes the code that Triton makes: kernels of other settings have other files.
+# Environment variables that change the code Triton makes: kernels of other settings have other files.
 SETTINGS = (
     "ALLOW_LHS_TMEM_LAYOUT_CONVERSION", "AMDGCN_ANALYZE_SMALL_TENSOR_RANGE", "AMDGCN_SCALARIZE_PACKED_FOPS",
     "AMDGCN_USE_BUFFER_ATOMICS", "AMDGCN_USE_BUFFER_OPS", "DISABLE_LLVM_OPT", "DISABLE_MMA_V3", "DISABLE_MMA_V5",
@@ -69,7 +69,7 @@ _said: set[str] = set()  # sentences of `say_once`
 
 
 def find(key: Hashable, build: Callable[[], Artifact]) -> Artifact:
-    """The kernel of `key`, compiled by `build` if neither memory nor disk has it.
+    """Return the kernel of `key`, compiled by `build` if neither memory nor disk has it.
 
     `repr(key)` must identify it; the first part of the key is its name in messages, such as "sm90.prefill".
     """
@@ -84,7 +84,7 @@ def find(key: Hashable, build: Callable[[], Artifact]) -> Artifact:
 
 
 def _built(key: Hashable, path: Path | None, build: Callable[[], Artifact]) -> Artifact:
-    """Compile, one thread at a time; another one may have been faster."""
+    """Compile a kernel, one thread at a time, unless another thread has compiled it meanwhile."""
     with _building:
         artifact = _memory.get(key)
         if artifact is None:
@@ -105,7 +105,7 @@ def forget() -> None:
 
 
 def path_of(key: Hashable) -> Path | None:
-    """The file of a kernel."""
+    """Return the file of a kernel; None without a folder."""
     place = folder()
     settings = [f"{name}={os.environ[name]}" for name in SETTINGS if name in os.environ]
     name = hashlib.sha256("\n".join((_made_by(), *settings, repr(key))).encode()).hexdigest()
@@ -117,12 +117,12 @@ def _made_by() -> str:
 
 
 def version() -> str:
-    """How the names of all kernels begin that this source and this Triton make."""
+    """Return the prefix of the file names of all kernels of this source and this Triton."""
     return hashlib.sha256(_made_by().encode()).hexdigest()[:8]
 
 
 def load(path: Path | None) -> Artifact | None:
-    """The kernel in a file; None if it is missing, unreadable, damaged, of another name, or not surely this user's."""
+    """Read a kernel from a file; None if it is missing, unreadable, damaged, renamed, or may be another user's."""
     if path is None:
         return None
     try:
@@ -139,7 +139,7 @@ def load(path: Path | None) -> Artifact | None:
 
 
 def store(path: Path | None, artifact: Artifact) -> bool:
-    """Write a kernel to its file in one step; False, and a line on standard error, where that is not possible."""
+    """Write a kernel to its file in one step; False, with a line on standard error, if that fails."""
     if path is None:
         return False
     fields: dict[str, Any] = {"name": path.name, "entry": artifact.entry}
@@ -170,7 +170,7 @@ def triton_version() -> str:
 
 
 def require_triton() -> None:
-    """AttentionError unless Triton 3.9 can be imported, which compiling needs; kernels found on disk do not."""
+    """Raise AttentionError unless Triton 3.9 is installed; compiling needs it, kernels found on disk do not."""
     found = triton_version()
     if not found.startswith("3.9."):
         has = f"Triton {found} is installed" if found else "Triton is not installed"
@@ -188,14 +188,14 @@ def _installed_triton() -> str:
 
 
 def source_files() -> list[Path]:
-    """The files whose text decides what a kernel becomes."""
+    """Return the files whose text decides what kernels compile to."""
     named = [PACKAGE / name for name in SOURCES]
     return sorted(path for one in named for path in ([one] if one.is_file() else one.rglob("*.py")))
 
 
 @cache
 def _sources() -> str:
-    """Digest of the source text that decides what a kernel becomes."""
+    """Digest of the source text that decides what kernels compile to."""
     digest = hashlib.sha256()
     for path in source_files():
         text = path.read_bytes()
@@ -208,7 +208,7 @@ def _checksum(cubin: bytes, fields: dict[str, object]) -> str:
 
 
 def announce(name: str, place: Path | None) -> None:
-    """Say that `name` is being compiled; nothing if standard error is no terminal, or with WARPATTN_PROGRESS=0."""
+    """Print that `name` is being compiled, unless standard error is no terminal or WARPATTN_PROGRESS is 0."""
     if not _wanted() or not sys.stderr.isatty():
         return
     kept = "for this process: it cannot be kept" if place is None else f"once: it is kept in {place}"
@@ -216,7 +216,7 @@ def announce(name: str, place: Path | None) -> None:
 
 
 def say_once(sentence: str) -> None:
-    """A sentence about this machine, once in a process, on a terminal or not; nothing with WARPATTN_PROGRESS=0."""
+    """Print a sentence about this machine once per process, also without a terminal; not with WARPATTN_PROGRESS=0."""
     if sentence not in _said and _wanted():
         print(f"warpattn: {sentence}", file=sys.stderr, flush=True)
     _said.add(sentence)

@@ -1,10 +1,10 @@
-"""The parameters of a compiled kernel: the types of its signature, tuples taken apart.
+"""Reads the parameters of a compiled kernel from its signature, tuples flattened.
 
     signature   {"q_desc": "tensordesc<bf16[1, 64, 1, 128],…>", "shape": ("i32", "i32"), "config": "constexpr"}
     parameters  map q_desc · i32 shape.0 · i32 shape.1
 
-Read from Triton's type strings when a kernel is compiled and kept with its machine code, so that a process that finds
-the kernel on disk can launch it without Triton.
+They are read from Triton's type strings when a kernel is compiled and kept with its machine code, so that a process
+that finds the kernel on disk can launch it without Triton.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _SPLIT = re.compile(r"cga_layout=\[(\[[\d, ]+\](?:, \[[\d, ]+\])*)\]")
 
 @dataclass(frozen=True)
 class Parameter:
-    """One argument of a kernel as its author wrote it; tuples are taken apart, with names such as `shape.seq_q`, or
-    `shape.0` where they are not named."""
+    """One parameter of a kernel. Parts of tuples are parameters of their own, with names such as `shape.seq_q`, or
+    `shape.0` if they have no name."""
 
     name: str
     kind: str  # "map" | "ptr" | "i32" | "i64" | "f32"
@@ -34,7 +34,7 @@ class Parameter:
     swizzle: int = 0  # of a map, bytes
 
     def fields(self) -> dict[str, Any]:
-        """As JSON keeps it; `Parameter(**fields)` reads it back."""
+        """Return the fields for JSON; `Parameter(**fields)` reads them back."""
         return asdict(self)
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class Parameter:
 
 
 def parameters(signature: Mapping[str, Any]) -> tuple[Parameter, ...]:
-    """The parameters of a kernel compiled with Triton's `signature`, without its constants."""
+    """Return the parameters of a kernel compiled with Triton's `signature`, without its constants."""
     return tuple(found for name, kind in signature.items() for found in _parse(name, kind))
 
 
@@ -60,7 +60,7 @@ def _parse(name: str, kind: Any) -> Iterator[Parameter]:
 
 
 def _of_a_cta(block: list[int], kind: str) -> tuple[int, ...]:
-    """The part of a block that one CTA of a cluster copies: every basis of its layout that is not 0 halves an axis."""
+    """Return the part of a block that one CTA of a cluster copies: each nonzero basis of its layout halves an axis."""
     found = _SPLIT.search(kind)
     for basis in found[1].strip("[]").split("], [") if found else ():
         for axis, step in enumerate(basis.split(",")):

@@ -1,4 +1,4 @@
-"""From a checked call to its launches, by the folder of its architecture."""
+"""Turns a checked call into launches by the functions of its architecture's folder."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from warpattn.problem.operands import Operands, whole_runs
 from warpattn.runtime.tuned.table import TABLE, tuned_options
 from warpattn.sequences import Sequence
 
-Choose = Callable[..., Choice]  # of a problem, an Arch and, where kernels have candidates, options
+Choose = Callable[..., Choice]  # takes a problem, an Arch and, if kernels have candidates, options
 ListLaunches = Callable[[CheckedCall, Operands, Sequence, PlanOptions], tuple[Launch, ...]]
 
 
 def list_launches(
     checked: CheckedCall, operands: Operands, sequence: Sequence, options: PlanOptions = DEFAULT_OPTIONS
 ) -> tuple[Launch, ...]:
-    """The launches of a checked call on its backend's architecture, in order; operands are `fitted`. TypeError for an
-    LSE of another dtype than fp32, since kernels are compiled for the types of their arguments, which no key names."""
+    """Return the launches of a checked call on its backend's architecture, in order; operands are `fitted`. Raises
+    TypeError if the LSE is not fp32: kernels are compiled for the types of their arguments, which no key names."""
     if operands.lse is not None and operands.lse.dtype != torch.float32:
         raise TypeError(f"the LSE of a launch is of fp32, not {str(operands.lse.dtype).removeprefix('torch.')}")
     filled = filled_problem(checked.problem)
@@ -35,24 +35,24 @@ def list_launches(
 
 
 def filled_problem(problem: Problem) -> Problem:
-    """The problem that kernels get: head dims filled up to whole runs, as `fitted` does with the operands."""
+    """Return the problem that kernels get: head dims padded to whole runs, as `fitted` pads the operands."""
     return replace(problem, dim_qk=whole_runs(problem.dim_qk), dim_v=whole_runs(problem.dim_v))
 
 
 def for_chip(launches: tuple[Launch, ...], arch: str) -> tuple[Launch, ...]:
-    """The launches in machine code of the chip's own, where it runs another architecture's kernels."""
+    """Have launches compiled for `arch` itself if it runs another architecture's kernels."""
     return tuple(replace(launch, arch=arch) for launch in launches) if arch in RUNS else launches
 
 
 class Family(NamedTuple):
-    """What an architecture's folder has."""
+    """The functions of an architecture's folder."""
 
     choose: Choose
     launches: ListLaunches
 
 
 def family_of(arch: str) -> Family:
-    """The functions of an architecture, imported when they are first needed."""
+    """Return the functions of an architecture, imported when they are first needed."""
     if arch == "sm90":
         from warpattn.kernels.sm90.select import choose, list_launches
     elif arch == "sm100":

@@ -1,7 +1,7 @@
-"""The plan of a problem as a value to look at: which kernel, which config, how many CTAs, and why.
+"""The plan of a problem as a printable value: which kernel, which config, how many CTAs, and why.
 
-`plan` is pure: same problem, same plan, no tensors, no Triton, and no device unless there are choices that were tuned
-on one (tuned/table.py), which go before the planner's own. `print(plan(...))` shows all of it.
+`plan` is pure: same problem, same plan, no tensors, no Triton, and no device unless there are tuned choices for one
+(tuned/table.py), which it prefers to the planner's own. `print(plan(...))` shows all of it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def plan(problem: Problem, arch: str = "sm90") -> Plan:
-    """The plan of a `problem` on `arch`, one of `TARGETS`; AttentionError where its kernels do not take it."""
+    """Return the plan of a problem on `arch`, one of `TARGETS`; raises AttentionError if its kernels do not take it."""
     runs = RUNS.get(known(arch), arch)
     rules = Rules()
     _check_sizes(rules, problem)
@@ -67,7 +67,7 @@ def plan(problem: Problem, arch: str = "sm90") -> Plan:
 
 
 def _check_sizes(rules: Rules, problem: Problem) -> None:
-    """Sizes of a problem, which tensors would have by themselves: none below its least, heads in whole groups."""
+    """Check the rules of sizes that tensors keep by themselves: none too small, query heads in whole groups."""
     least = {"batch": 1, "seq_q": 0, "seq_k": 0, "heads_q": 1, "heads_kv": 1, "dim_qk": 1, "dim_v": 1}
     for name, bound in least.items():
         size = getattr(problem, name)
@@ -78,8 +78,8 @@ def _check_sizes(rules: Rules, problem: Problem) -> None:
 
 
 def _tuned(problem: Problem, arch: str) -> Choice | None:
-    """The choice with the tuned configuration of the card in this machine, or why its row is ignored; None without a
-    row."""
+    """Return the choice with the configuration tuned for this machine's card, or with the reason why that is ignored;
+    None if none was tuned."""
     row = tuned_row(problem, arch, card_here(arch)) if arch in TUNED_ARCHS and TABLE.read() else None
     if row is None:
         return None
@@ -89,7 +89,7 @@ def _tuned(problem: Problem, arch: str) -> Choice | None:
 
 
 def on_chip(choice: Choice, arch: str) -> Choice:
-    """A choice with the reason why it is that of another chip, where `arch` runs its kernels."""
+    """Add the reason why a choice is that of another chip, if `arch` runs that chip's kernels."""
     if arch not in RUNS:
         return choice
     runs = RUNS[arch]

@@ -1,4 +1,4 @@
-"""Repeated calls of one function on other tensors: a card keeps the launches, and only addresses are written."""
+"""Cache of launches of one function: a repeated call on other tensors only writes addresses."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from warpattn.problem.operands import ALIGNMENT
 from warpattn.runtime import cuda
 from warpattn.runtime.bound_launches import BoundLaunches, launch_all
 
-KEPT = 256  # launches at most, of each function
+KEPT = 256  # most entries of each function
 Tensors = Sequence[Tensor | None]
 
 
 class RepeatedCalls:
-    """The calls of one function. The first `rows` of its tensors are those whose rows are read as vectors; what else
-    decides about a launch is its `option`, one value.
+    """Launches of one function's calls. The kernel reads rows of the first `rows` tensors as vectors, so their
+    alignment is part of the key; `option`, one value, is everything else that decides about a launch.
 
-    A card's launches are kept for the next call with tensors of the same shapes, strides and dtypes: such a call skips
-    rules and planning, and only writes addresses.
+    Launches are kept for the next call with tensors of the same shapes, strides and dtypes, which skips rules and
+    planning.
     """
 
     def __init__(self, name: str, rows: int) -> None:
@@ -31,8 +31,8 @@ class RepeatedCalls:
         self._known: dict[Hashable, BoundLaunches] = {}
 
     def launched_again(self, tensors: Tensors, option: Hashable) -> bool:
-        """Launch if a call like this one has been checked and launched before; False if not, or if it is in any way
-        unusual."""
+        """Launch if a call like this one has been checked and launched before; False if not, or if the call is unusual
+        in any way."""
         try:
             addresses, key = self._identify(tensors, option)
             bound = self._known.get(key)
@@ -44,7 +44,7 @@ class RepeatedCalls:
         return True
 
     def launch(self, tensors: Tensors, option: Hashable, launches_on: Callable[[str], tuple[Launch, ...]]) -> None:
-        """The kernel of the card's architecture, on torch's current stream, and kept."""
+        """Launch the kernel of the card's architecture on torch's current stream, and keep the launches."""
         first = tensors[0]
         assert first is not None
         chip = chip_of(first.device)
@@ -64,9 +64,9 @@ class RepeatedCalls:
         self._known[key] = bound
 
     def _identify(self, tensors: Tensors, option: Hashable) -> tuple[tuple[int, ...], Hashable]:
-        """Addresses, 0 for None, and all that the rules and the launch have read on a card. TypeError for tensors that
-        require a gradient and for subclasses, AttributeError and RuntimeError for what is no tensor in memory. One
-        loop: each call pays for it."""
+        """Return addresses, 0 for None, and the key: all that rules and launches depend on. Raises TypeError for
+        subclasses of Tensor and tensors that require a gradient, AttributeError and RuntimeError for anything that is
+        no tensor in memory. It is one loop because each call pays for it."""
         gradients = torch.is_grad_enabled()
         addresses: list[int] = []
         key: list[Hashable] = [type(option), option]  # 1 is not True

@@ -2,8 +2,8 @@
 
     CheckedCall ─ launches, compiled to TTGIR ─▶ simulate on CPU tensors ─▶ Report
 
-Findings are errors of the kernel, not of the caller: one AttentionError lists them. The launches are those that a card
-gets, with the same arguments; only a persistent kernel has fewer programs, which its scheduler allows.
+Findings are errors of the kernel, not of the caller: one AttentionError lists them. The launches and their arguments
+are the same as on a card; only a persistent kernel gets fewer programs, which its scheduler allows.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from warpattn.sequences import Dense, Sequence
 from warpattn.sim import DependentGrid, Report, SimulationError, simulate
 from warpattn.sim.compile import to_ttgir
 
-PROGRAMS = 4  # of the grid of a persistent kernel: enough for its scheduler to matter, few enough to be quick
+PROGRAMS = 4  # programs of a persistent kernel: enough for its scheduler to matter, few enough to be quick
 DENSE = Dense()
 _compiled: dict[Hashable, Any] = {}
 _compiling = Lock()  # Python's own parser, which Triton calls, fails in two threads at once
 
 
 class Options(NamedTuple):
-    """How to simulate, see `warpattn.sim.simulate`; `programs` are those of a persistent kernel's grid at most."""
+    """How to simulate, see `warpattn.sim.simulate`; `programs`: most programs of a persistent kernel."""
 
     schedule: str = "lazy"
     seed: int = 0
@@ -44,7 +44,7 @@ class Options(NamedTuple):
 
 
 def run(checked: CheckedCall, operands: Operands, sequence: Sequence = DENSE) -> None:
-    """Compute `operands.out` (and `lse`) with the simulated kernels; AttentionError listing every finding."""
+    """Compute `operands.out` (and `lse`) with the simulated kernels; raises AttentionError listing every finding."""
     _raise_findings(traced(checked, operands, sequence=sequence), _arch(checked))
 
 
@@ -56,7 +56,7 @@ def traced(
 ) -> Report:
     """Simulate the kernels of a call; outputs are written as a launch would write them.
 
-    The report is that of the launch with the most to do, with the findings of all.
+    Returns the report of the launch with the most steps, with the findings of all.
     """
     if checked.problem.seq_k == 0 or operands.out.numel() == 0:
         without_keys(operands)
@@ -68,7 +68,7 @@ def traced(
 
 
 def run_backward(checked: CheckedBackward, x: Gradients, sequence: Sequence = DENSE) -> None:
-    """Compute the gradients of `x` with the simulated kernels; AttentionError listing every finding."""
+    """Compute the gradients of `x` with the simulated kernels; raises AttentionError listing every finding."""
     _raise_findings(traced_backward(checked, x, sequence=sequence), f"{_arch(checked.forward)} backward")
 
 
@@ -87,7 +87,7 @@ def traced_backward(
 
 
 def _longest(reports: list[Report]) -> Report:
-    """The report with the most steps, with the findings of all."""
+    """Return the report with the most steps, with the findings of all."""
     main = max(reports, key=lambda report: report.steps)
     main.findings = [finding for report in reports for finding in report.findings]
     return main
@@ -116,13 +116,13 @@ def run_launch(launch: Launch, options: Options) -> Report:
 
 
 def dependent(launch: Launch, grid: tuple[int, ...]) -> tuple[int, ...] | DependentGrid:
-    """The grid; of a launch with PDL one beside which the preceding kernel may still write any of its tensors: a call
-    promises nothing else."""
+    """Return the grid to simulate. With PDL the preceding kernel may still be writing any of the launch's tensors: a
+    call promises nothing else."""
     return DependentGrid(grid, tensors_in(launch.args.values())) if launch.pdl else grid
 
 
 def tensors_in(args: Iterable[Any]) -> list[Tensor]:
-    """All tensors among arguments, also in tuples."""
+    """Return all tensors among arguments, also in tuples."""
     found = []
     for x in args:
         if isinstance(x, Tensor):
@@ -133,12 +133,12 @@ def tensors_in(args: Iterable[Any]) -> list[Tensor]:
 
 
 def run_alone(launch: Launch) -> None:
-    """Simulate a launch that is no part of a call; AttentionError listing every finding."""
+    """Simulate a launch that is no part of a call; raises AttentionError listing every finding."""
     _raise_findings(run_launch(launch, Options()), launch.name)
 
 
 def _kernel(launch: Launch) -> Any:
-    """A launch's kernel down to TTGIR, from memory or the compiler."""
+    """Compile a launch's kernel to TTGIR, once per process."""
     key = (launch.name, launch.arch, launch.key)
     if key not in _compiled:
         require_triton()

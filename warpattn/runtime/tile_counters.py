@@ -2,7 +2,7 @@
 
 A launch leaves its counter at 0, so launches that follow each other on a stream share one. Launches that may run at the
 same time must not: every stream has its own, and so has every stream of each capture into a CUDA graph, because a graph
-can be replayed beside anything but itself. Such a cell is never given again, since nothing says when a graph is gone.
+can run beside anything but itself. A graph's cell is never used again, since nothing tells when a graph is destroyed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 SLAB = 4096  # cells allocated at a time, 16 KiB
-CAPTURES = 256  # streams of captures that are remembered: those that may still be at work
+CAPTURES = 256  # streams of captures that are remembered, since they may still be recording
 
 
 class TileCounters:
@@ -28,7 +28,7 @@ class TileCounters:
         self._lock = threading.Lock()
 
     def of_stream(self, stream: int) -> int:
-        """Address of the counter of a stream that is not being captured."""
+        """Return the address of the counter of a stream that is not being captured."""
         address = self.by_stream.get(stream)
         if address is None:
             with self._lock:
@@ -38,11 +38,11 @@ class TileCounters:
         return address
 
     def of_capture(self, capture: int, stream: int) -> tuple[int, Tensor | None]:
-        """Address of the counter of a stream in a capture, and what must live until the launch is recorded.
+        """Return the address of the counter of a stream in a capture, and a tensor that must live until the launch is
+        recorded. capture: its number, 0 if unknown: then every launch gets a cell.
 
-        capture: its number, 0 if that is not known: then every launch gets a cell. Nothing may be allocated for good
-        during a capture; when no cell is left, the graph gets a cell in its own memory for each launch and clears it
-        before.
+        A capture cannot allocate memory that outlives its graph; when no cell is left, each launch gets a cell in the
+        graph's own memory, which the graph clears first.
         """
         with self._lock:
             address = self._by_capture.get((capture, stream)) if capture else None

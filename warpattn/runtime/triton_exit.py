@@ -5,8 +5,8 @@ From each of them a chain leads through the namespaces of Triton's modules to th
 
     layout class ─▶ its methods ─▶ their globals ─▶ every module of Triton ─▶ GluonOpBuilder, its 326 functions
 
-Python empties a module's namespace at exit only if the module itself is still alive, and here just its namespace is.
-So nanobind, which binds the types, finds them alive at the very end and prints 24 lines that look like a crash.
+Python empties a module's namespace at exit only if the module itself is still alive; here only its namespace is. So
+nanobind, which binds the types, finds them alive at the very end and prints 24 lines that look like a crash.
 Emptying the namespaces as the first step of the exit cuts every such chain.
 """
 

@@ -1,4 +1,4 @@
-"""LatentPages: a cache of latent attention whose latents have 8 bits and whose rotary parts have 16 or 8.
+"""LatentPages: a cache for latent attention (MLA) with latents of 8 bits and rotary parts of 16 or 8 bits.
 
     a token, 656 bytes      [ latent: 512 × e4m3 | scales: 4 × fp32 | rotary: 64 × bf16 ]      as DeepSeek has it
     its key                 [ latent · scales | rotary ]
@@ -30,13 +30,13 @@ ALIGNMENT = 16  # bytes
 
 @dataclass(frozen=True, eq=False, init=False)
 class LatentPages(PagedKV):
-    """Latents of 8 bits and rotary parts in pages of a cache, for queries of both together: `attention_paged`, plans.
+    """Latents of 8 bits and rotary parts in pages of a cache, for `attention_paged` and plans.
 
-    latents (num_pages, page_size, Hkv, L) of 8 bits; rope (num_pages, page_size, Hkv, R) of the queries' dtype, or of
-    the latents' and then with their scale, per tensor or token; its rows start at multiples of 16 bytes; any other
-    strides, also views of one tensor. block_table, lengths: as in `PagedKV`. scale fp32: of the latents, of any shape
-    that `PagedKV` takes; None is 1. Queries have L + R columns, the output has L. Raises AttentionError if `rope`
-    cannot be read where it is.
+    latents (num_pages, page_size, Hkv, L) of 8 bits; rope (num_pages, page_size, Hkv, R) in the queries' dtype, or in
+    the latents' dtype and with their scale, per tensor or token. Rows of rope start at multiples of 16 bytes; other
+    strides are free, and both may be views of one tensor. block_table, lengths: as in `PagedKV`. scale fp32: of the
+    latents, in any shape that `PagedKV` takes; None is 1. Queries have L + R columns, the output has L. Raises
+    AttentionError if `rope` cannot be read in place.
     """
 
     rope: Tensor
@@ -44,10 +44,10 @@ class LatentPages(PagedKV):
     def __init__(
         self, latents: Tensor, rope: Tensor, block_table: Tensor, lengths: Tensor, *, scale: Tensor | None = None
     ) -> None:
-        values = latents.detach() if isinstance(latents, Tensor) else latents  # each tensor of a call is an object
+        values = latents.detach() if isinstance(latents, Tensor) else latents  # operands are separate objects
         super().__init__(latents, values, block_table, lengths, k_scale=scale, v_scale=scale)
         object.__setattr__(self, "rope", rope)
-        if is_tensor(rope) and rope.ndim and not torch.compiler.is_compiling():  # the graph's own call asks
+        if is_tensor(rope) and rope.ndim and not torch.compiler.is_compiling():  # checked when the graph runs
             steps = [stride * rope.element_size() for stride in rope.stride()[:-1]]
             even = rope.stride(-1) == 1 and not any(step % ALIGNMENT for step in (*steps, rope.data_ptr()))
             if not even:
@@ -56,7 +56,7 @@ class LatentPages(PagedKV):
 
     @staticmethod
     def of_bytes(cache: Tensor, block_table: Tensor, lengths: Tensor) -> LatentPages:
-        """The pages of a cache in DeepSeek's form, uint8 (num_pages, page_size, 1, 656): views of it, no copies."""
+        """Make pages of a cache in DeepSeek's form, uint8 (num_pages, page_size, 1, 656), without copies."""
         latents, scale, rope = latent_parts(cache)
         return LatentPages(latents, rope, block_table, lengths, scale=scale)
 
@@ -92,7 +92,7 @@ class LatentPages(PagedKV):
 
     @property
     def _rope_scale(self) -> Tensor | None:
-        """The scale of rotary parts of 8 bits, that of the latents; None where blocks of columns have their own."""
+        """The scale of 8-bit rotary parts, that of the latents; None if it is per block of columns."""
         scale = self.k_scale
         blocks = is_tensor(scale) and scale.ndim == 4 and scale.shape[-1] > 1
         return None if self.rope.dtype != self.k_pages.dtype or blocks else scale
@@ -114,7 +114,7 @@ class LatentParts(NamedTuple):
 
 
 def latent_parts(cache: Tensor) -> LatentParts:
-    """The parts of a cache of bytes, uint8 (num_pages, page_size, heads, 656)."""
+    """Split a cache of bytes, uint8 (num_pages, page_size, heads, 656), into views of its parts."""
     fine = is_tensor(cache) and cache.dtype == torch.uint8 and cache.ndim == 4 and cache.shape[-1] == TOKEN_BYTES
     if not fine:
         found = f"{cache.dtype} {tuple(cache.shape)}" if is_tensor(cache) else type(cache).__name__

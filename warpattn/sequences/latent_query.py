@@ -1,9 +1,9 @@
-"""LatentQuery: absorbed queries of latent attention in two tensors, as a model's projections leave them.
+"""LatentQuery: absorbed queries of latent attention in two tensors, as a model's projections write them.
 
     nope (…, heads, L)  the part without positions, projected to the latents' columns      q_b_proj, then W_UK
     rope (…, heads, R)  the rotary part, often a view of a wider projection
 
-Together they are the queries [nope | rope] of L + R columns. Kernels read both where they are.
+Together they are the queries [nope | rope] of L + R columns. Kernels read both in place.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ AXES = ("batch", "seq", "heads", "columns")
 
 @dataclass(frozen=True, eq=False)
 class LatentQuery:
-    """Absorbed queries in two tensors, in the place of q: `attention`, `attention_paged`, `DecodePlan` and others.
+    """Absorbed queries in two tensors, passed as q to `attention`, `attention_paged`, `DecodePlan` and others.
 
     nope (…, Hq, L), rope (…, Hq, R), with the leading axes of q, of one dtype and on one device, any strides; they mean
-    `torch.cat([nope, rope], -1)`. Kernels take L = 512 and R = 64, and read `rope` where it is: its last stride is 1,
-    others are multiples of 8 elements, and it starts at a multiple of 16 bytes. The default scale is
+    `torch.cat([nope, rope], -1)`. Kernels take L = 512 and R = 64, and read `rope` in place: its last stride must be 1,
+    others multiples of 8 elements, and it must start at a multiple of 16 bytes. The default scale is
     1/sqrt(L + R). Raises AttentionError if a part is no tensor; the call that gets it checks the rest.
     """
 
@@ -39,11 +39,11 @@ class LatentQuery:
             x = getattr(self, name)
             if not is_tensor(x):
                 raise AttentionError(f"{name} is {kind_of(x)}; {name} must be a torch.Tensor")
-        if self.rope is self.nope:  # each tensor of a call is an object of its own
+        if self.rope is self.nope:  # tensors of a call are separate objects
             object.__setattr__(self, "rope", self.rope.detach())
 
     def joined(self) -> Tensor:
-        """The queries as one tensor (…, Hq, L + R), a copy."""
+        """Return the queries as one tensor (…, Hq, L + R), a copy."""
         return torch.cat([self.nope, self.rope], -1)
 
 
@@ -51,20 +51,20 @@ WITH_PARTS = (Quantized, LatentQuery)
 
 
 def of_parts(first: Tensor, *rope: Tensor) -> Tensor | LatentQuery:
-    """Queries of one tensor or of two."""
+    """Make the argument q from one tensor or two."""
     return LatentQuery(first, *rope) if rope else first
 
 
 def parted(q: Tensor | Quantized | LatentQuery) -> tuple[Tensor, dict[str, Any]]:
-    """The tensor of an argument for queries, and the fields of a sequence that hold what it has beside it."""
+    """Split an argument for queries into its tensor and fields for the sequence (q_scale or q_rope)."""
     if isinstance(q, Quantized):
         return q.values, {"q_scale": q.scale}
     return (q.nope, {"q_rope": q.rope}) if isinstance(q, LatentQuery) else (q, {})
 
 
 def check_once(name: str, sequence: object, brought: dict[str, Any]) -> None:
-    """AttentionError if a sequence, the call's argument `name`, has a scale or a rotary part that operands bring, too:
-    one of them would be ignored."""
+    """Raise AttentionError if the sequence, argument `name` of the call, already has a field in `brought`: one of the
+    two would be ignored."""
     twice = [field for field in brought if getattr(sequence, field) is not None]
     if twice:
         rule = "a Quantized or a LatentQuery of the call has its own: leave it None"
@@ -72,7 +72,7 @@ def check_once(name: str, sequence: object, brought: dict[str, Any]) -> None:
 
 
 def check_rope(rules: Rules, q: Tensor, rope: Tensor) -> bool:
-    """Rules of the rotary part beside queries `q`; True if its rank is right."""
+    """Check the rotary part of queries `q`; True if its rank is right."""
     if not rules.tensor("q.rope", rope, *AXES[4 - q.ndim :]):
         return False
     rule = f"it must have those of q but for the columns, {tuple(q.shape[:-1])}"

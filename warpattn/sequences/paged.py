@@ -1,4 +1,4 @@
-"""Keys and values in pages of a cache, for batches of equally many and of differently many queries."""
+"""Paged keys and values: `PagedKV` with equally many queries per sequence, `PagedRagged` with any number."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class PagedKV(Sequence):
     read. lengths: int32 (B,), keys of each sequence, 0 allowed. The last query row sits at the last key.
 
     Pages of 8-bit values: k_scale, v_scale fp32, each of shape (), (Hkv,), (num_pages, page_size, Hkv) or (num_pages,
-    page_size, Hkv, blocks) with blocks of 64 or 128 columns; None is 1. q_scale: of 8-bit queries that are no
-    `Quantized`, of shapes that belong to q. q_rope: the rotary part of queries that are no `LatentQuery`.
+    page_size, Hkv, blocks) with blocks of 64 or 128 columns; None is 1. q_scale: the scale of 8-bit queries that are
+    passed as a plain tensor. q_rope: the rotary part of queries that are no `LatentQuery`.
 
-    shared_pages: a promise that so many first pages are the same in all rows of the table, and that all queries follow
-    them, as they follow a common system prompt. It changes no result: `attention_paged` then reads them once for the
-    whole batch (cascade attention), with no mask or `Causal` and no score or `SoftCap`. Others and plans do not use it.
+    shared_pages: promises that the first so many pages are the same in all rows of the table, and that all queries
+    come after them, as after a common system prompt. Results do not change: with no mask or `Causal`, and no score or
+    `SoftCap`, `attention_paged` reads them once for the batch (cascade attention); other calls and plans ignore it.
     """
 
     k_pages: Tensor
@@ -47,7 +47,7 @@ class PagedKV(Sequence):
     scale_names: ClassVar[tuple[str, ...]] = ("kv.k_scale", "kv.v_scale", "q.scale")
 
     def with_fields(self, **fields: Any) -> PagedKV:
-        """The same cache with other fields."""
+        """Return the same cache with other fields."""
         return replace(self, **fields)
 
     def operands(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
@@ -62,7 +62,7 @@ class PagedKV(Sequence):
         return self.check_pages(rules, q if query else None) and indices
 
     def check_indices(self, rules: Rules, like: tuple[str, int] | None) -> bool:
-        """Note every broken rule of table and lengths; `like`: the name of what has the batch, and that batch."""
+        """Note every broken rule of table and lengths; `like`: a tensor's name and batch, which they must match."""
         table = check_index(rules, "kv.block_table", self.block_table, "batch", "max_pages")
         lengths = check_index(rules, "kv.lengths", self.lengths, "batch")
         for ok, name, x in ((table, "block_table", self.block_table), (lengths, "lengths", self.lengths)):
@@ -76,7 +76,7 @@ class PagedKV(Sequence):
         return table and lengths
 
     def check_pages(self, rules: Rules, q: Tensor | None) -> bool:
-        """Note every broken rule of the pages and, if given, of q's heads; True if there is a q and ranks are right."""
+        """Note every broken rule of pages and of q's heads, if q is given; True if it is and ranks are right."""
         if not check_shapes(rules, self.k_pages, self.v_pages) or q is None:
             return False
         return self.check_queries(rules, q, self.k_pages, self.v_pages, "kv.k_pages", "kv.v_pages")
@@ -112,11 +112,11 @@ class PagedKV(Sequence):
 
 @dataclass(frozen=True, eq=False)
 class PagedRagged(Sequence):
-    """Queries of sequences laid end to end, keys and values in pages of a cache: any mix of prompts, parts of prompts
-    and single new tokens.
+    """Queries laid end to end, keys and values in pages of a cache: any mix of prompts, parts of prompts and single new
+    tokens.
 
-    kv: as for equally many queries; the last query of each sequence sits at its last key. queries: their row offsets
-    and, as `max_q`, an upper bound of their number in a sequence; no offsets of keys.
+    kv: the cache; the last query of each sequence sits at its last key. queries: row offsets of the queries and, as
+    `max_q`, an upper bound of their number in a sequence; no offsets of keys.
     """
 
     kv: PagedKV

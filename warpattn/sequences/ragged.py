@@ -23,8 +23,8 @@ class Ragged(Sequence):
 
     cu_q: int32 (B + 1,), row offsets of the queries: 0, ascending, ending at total_q. cu_k: the same for keys and
     values; None when they share cu_q. max_q, max_k: upper bounds of the lengths, so that nothing is read back from a
-    GPU to find them; None when unknown. k_scale, v_scale, q_scale: of 8-bit ones that are no `Quantized`. q_rope: the
-    rotary part of queries that are no `LatentQuery`.
+    GPU to find them; None when unknown. k_scale, v_scale, q_scale: scales of plain 8-bit tensors. q_rope: the rotary
+    part of queries that are no `LatentQuery`.
     """
 
     cu_q: Tensor
@@ -101,14 +101,14 @@ class Ragged(Sequence):
 
 
 def most(lengths: Tensor) -> int:
-    """The greatest of lengths, 0 where there are none."""
+    """Return the largest length, 0 if there are none."""
     return max(lengths.tolist(), default=0)
 
 
 def with_parts(
     q: Tensor | Quantized | LatentQuery, k: Tensor | Quantized, v: Tensor | Quantized, seq: Ragged
 ) -> tuple[Tensor, Tensor, Tensor, Ragged]:
-    """Plain operands, and the batch with the scales and the rotary part that they had beside them."""
+    """Return plain tensors, and `seq` with their scales and rotary part."""
     if not (isinstance(q, WITH_PARTS) or isinstance(k, Quantized) or isinstance(v, Quantized)):
         return q, k, v, seq
     (rows, brought), (keys, k_scale), (values, v_scale) = parted(q), split(k), split(v)

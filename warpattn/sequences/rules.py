@@ -1,4 +1,4 @@
-"""Rules of what sequences have: offsets, lengths and tables, promised bounds."""
+"""Rules of the index tensors of sequences: offsets, lengths, tables, promised bounds."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ INDEX_DTYPE = torch.int32
 
 
 def check_bound(rules: Rules, name: str, bound: object) -> None:
-    """Rules of a promised upper bound."""
+    """Check a promised upper bound."""
     ok = bound is None or (isinstance(bound, int) and not isinstance(bound, bool) and bound >= 0)
     rules.require(ok, f"seq.{name} is {kind_of(bound)}", f"seq.{name} must be None or an int of at least 0")
 
 
 def check_index(rules: Rules, name: str, value: Tensor, *axes: str) -> bool:
-    """Rules of a tensor of offsets, lengths or pages."""
+    """Check rank and dtype of a tensor of offsets, lengths or pages."""
     if not rules.tensor(name, value, *axes):
         return False
     return rules.require(value.dtype == INDEX_DTYPE, f"{name} has dtype {value.dtype}", f"{name} must be torch.int32")
 
 
 def check_offsets(rules: Rules, side: str, offsets: Tensor, total: int, bound: int | None) -> None:
-    """Values of row offsets: 0, ascending, ending at the total, no length over the promised bound."""
+    """Check the values of row offsets: from 0, ascending, to the total, no length over the promised bound."""
     name, host = f"seq.cu_{side}", offsets.tolist()
     rules.require(host[0] == 0, f"{name}[0] is {host[0]}", f"{name} must start at 0")
     rules.require(host[-1] == total, f"{name}[-1] is {host[-1]}", f"{name} must end at the rows it divides, {total}")
@@ -42,7 +42,7 @@ def check_offsets(rules: Rules, side: str, offsets: Tensor, total: int, bound: i
 
 
 def check_table(rules: Rules, lengths: list[int], table: Tensor, k_pages: Tensor) -> None:
-    """Values of the lengths of sequences over pages, and of the table as far as they use it."""
+    """Check the values of lengths, and of the entries of the table that they use."""
     pages, page_size = k_pages.shape[:2]
     capacity = table.shape[1] * page_size
     for b, length in enumerate(lengths):
@@ -57,8 +57,8 @@ def check_table(rules: Rules, lengths: list[int], table: Tensor, k_pages: Tensor
 
 
 def check_shared(rules: Rules, queries: list[int], lengths: Tensor, own: Tensor, pages: tuple[int, int]) -> None:
-    """Sequences with queries that break the promise that their first pages are shared. own: those of each sequence by
-    the table; pages: their number and keys."""
+    """Check the promise that sequences with queries share their first pages. own: these pages in the table; pages: the
+    number of shared pages and of their keys."""
     shared, keys = pages
     live = [b for b, count in enumerate(queries) if count and shared]
     for b in live:
@@ -70,7 +70,7 @@ def check_shared(rules: Rules, queries: list[int], lengths: Tensor, own: Tensor,
 
 
 def check_shapes(rules: Rules, k_pages: Tensor, v_pages: Tensor) -> bool:
-    """Rules of the shapes of pages; True if their ranks are right."""
+    """Check the shapes of pages; True if their ranks are right."""
     named = (("kv.k_pages", k_pages), ("kv.v_pages", v_pages))
     if not all([rules.tensor(name, x, "num_pages", "page_size", "heads", "head_dim") for name, x in named]):
         return False

@@ -1,4 +1,4 @@
-"""What a sequence kind is, and the plain one: a dense batch."""
+"""`Sequence`, the base class of layouts of a batch, and `Dense`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from warpattn.sequences.latent_query import check_rope
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers read from tensor shapes. Ragged: lengths are totals. Paged: seq_k is what a row of the table holds."""
+    """Numbers read from tensor shapes. Ragged: lengths are totals. Paged: seq_k is the capacity of a table row."""
 
     batch: int
     seq_q: int
@@ -27,16 +27,16 @@ class Sizes:
     dim_qk: int
     dim_v: int
     page_size: int = 0
-    max_q: int = 0  # queries of a sequence at most where `seq_q` is a total over pages
+    max_q: int = 0  # paged ragged: most queries of a sequence; else 0
 
 
 class Sequence:
-    """One way to lay out a batch. `q`, `k`, `v` are the caller's; `PagedKV` ignores `k` and `v` and has its own."""
+    """A layout of a batch. Methods get the caller's `q`, `k`, `v`; `PagedKV` ignores `k` and `v` and has its own."""
 
     kind: ClassVar[str]
 
     def operands(self, q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
-        """The tensors of attention by the names the caller knows them by, in the order query, key, value."""
+        """Return query, key and value tensors, in this order, by the names that the caller knows."""
         return {"q": q, "k": k, "v": v}
 
     k_scale: Tensor | None = None
@@ -50,35 +50,35 @@ class Sequence:
         return self.beside()
 
     def beside(self) -> dict[str, Tensor]:
-        """Scales and the queries' rotary part, where they are given, by name."""
+        """Return the scales and the queries' rotary part that are given, by name."""
         return self.scales() if self.q_rope is None else self.scales() | {"q.rope": self.q_rope}
 
     def scales(self) -> dict[str, Tensor]:
-        """Scales of 8-bit keys, values and queries that are given, by name."""
+        """Return the given scales of 8-bit keys, values and queries, by name."""
         named = zip(self.scale_names, (self.k_scale, self.v_scale, self.q_scale), strict=True)
         return {name: scale for name, scale in named if scale is not None}
 
     def __post_init__(self) -> None:
         k, v, q = self.k_scale, self.v_scale, self.q_scale
-        if isinstance(v, Tensor) and v is k:  # each tensor of a call is an object of its own
+        if isinstance(v, Tensor) and v is k:  # tensors of a call are separate objects
             object.__setattr__(self, "v_scale", v.detach())
         if isinstance(q, Tensor) and (q is k or q is v):
             object.__setattr__(self, "q_scale", q.detach())
 
     def query_columns(self, q: Tensor) -> int:
-        """Columns of the queries, those of their rotary part included."""
+        """Return the columns of the queries with their rotary part."""
         return q.shape[-1] + (0 if self.q_rope is None else self.q_rope.shape[-1])
 
     def whole_queries(self, q: Tensor) -> Tensor:
-        """The queries as one tensor, in fp32 where they have a scale."""
+        """Return the queries as one tensor, in fp32 if they have a scale."""
         return dequantized(q, self.q_scale) if self.q_rope is None else torch.cat([q, self.q_rope], -1)
 
     def dequantized(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The operands, queries in one tensor, in fp32 where they have scales."""
+        """Return the operands, queries in one tensor, in fp32 where they have scales."""
         return self.whole_queries(q), dequantized(k, self.k_scale), dequantized(v, self.v_scale)
 
     def check_queries(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str) -> bool:
-        """Rules of heads and head dims, and of a rotary part beside q; True if that has the right rank."""
+        """Check heads, head dims and the rotary part of q; True if that has the right rank."""
         fine = self.q_rope is None or check_rope(rules, q, self.q_rope)
         if fine:
             check_heads(rules, q, k, v, k_name, v_name, self.query_columns(q))
@@ -120,7 +120,7 @@ class Sequence:
 class Dense(Sequence):
     """A batch of equally long sequences: q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), any strides.
 
-    Scales belong to 8-bit tensors that are no `Quantized`, q_rope to queries that are no `LatentQuery`.
+    Scales are those of 8-bit tensors, q_rope is the rotary part of queries in two tensors.
     """
 
     k_scale: Tensor | None = None
@@ -152,7 +152,7 @@ class Dense(Sequence):
 
 
 def check_heads(rules: Rules, q: Tensor, k: Tensor, v: Tensor, k_name: str, v_name: str, columns: int) -> None:
-    """Rules of heads and head dimensions, which are the last two axes in every kind; columns: of whole queries."""
+    """Check heads and head dims, the last two axes in every kind; columns: those of whole queries."""
     heads_q, heads_k, heads_v = q.shape[-2], k.shape[-2], v.shape[-2]
     if heads_v != heads_k:
         rules.add(f"{v_name} has {heads_v} heads", f"{v_name} must have the heads of k, {heads_k}")

@@ -1,4 +1,4 @@
-"""append_paged: new keys and values into the pages of a cache, on the CPU with torch, on a card with a kernel.
+"""append_paged: writes new keys and values into the pages of a cache, on the CPU with torch, on a card with a kernel.
 
 lengths[b] = 6, two new tokens, pages of 4          page 7 [ . . . . ]   page 2 [ a b . . ]
 block_table[b] = (7, 2, …)                          positions 4 and 5 ─────────────┘
@@ -49,9 +49,9 @@ def append_paged(
     scale, saturated and rounded to nearest. A scale of shape () or (Hkv,) is given; others, of (num_pages, page_size,
     Hkv) or (num_pages, page_size, Hkv, blocks), are computed from each new row and written.
 
-    On a card nothing is read back: pages that are not in the cache and positions that the table or `cos` do not hold
-    are the caller's promise, and such tokens are not written. So is that every new token has a place of its own: what
-    two for one place leave there is undefined. Raises AttentionError listing every broken rule.
+    On a card nothing is read back, so the caller promises that pages are in the cache, that the table and `cos` hold
+    all positions (other tokens are not written), and that every new token has its own place: if two have the same one,
+    its content is undefined. Raises AttentionError listing every broken rule.
     """
     if torch.compiler.is_compiling():
         cache, scales = (k_pages, v_pages, block_table, lengths), {"k_scale": k_scale, "v_scale": v_scale}
@@ -84,7 +84,7 @@ _operator = operator_of(append_paged)
 
 
 def _check_shapes(rules: Rules, kv: PagedKV, k_new: Tensor, v_new: Tensor) -> bool:
-    """Rules of ranks and sizes; True if all ranks are right."""
+    """Check ranks and sizes; True if all ranks are right."""
     axes = ("batch", "tokens", "heads", "head_dim")
     ranks = [rules.tensor(name, x, *axes) for name, x in (("k_new", k_new), ("v_new", v_new))]
     pages = ("num_pages", "page_size", "heads", "head_dim")
@@ -103,7 +103,7 @@ def _check_shapes(rules: Rules, kv: PagedKV, k_new: Tensor, v_new: Tensor) -> bo
 
 
 def _check_places(rules: Rules, kv: PagedKV, new: NewRows) -> None:
-    """Rules of dtypes, devices and strides."""
+    """Check dtypes, devices, strides and memory."""
     assert new.v is not None
     copied = {"k_new": new.k, "v_new": new.v, "k_pages": kv.k_pages, "v_pages": kv.v_pages}
     others = {"block_table": kv.block_table, "lengths": kv.lengths}
@@ -115,9 +115,9 @@ def _check_places(rules: Rules, kv: PagedKV, new: NewRows) -> None:
 
 
 def _check_values(rules: Rules, kv: PagedKV, k_new: Tensor, cos: Tensor | None) -> None:
-    """Rules of lengths and pages, where reading them costs nothing."""
+    """Check the values of lengths and pages, on the CPU only, where reading them costs nothing."""
     tokens, size = k_new.shape[1], kv.k_pages.shape[1]
-    written: dict[tuple[int, int], int] = {}  # (page, row), by which sequence
+    written: dict[tuple[int, int], int] = {}  # (page, row) -> sequence
     capacity = kv.block_table.shape[1] * size
     for b, length in enumerate(kv.lengths.tolist()):
         rule = f"a length must be within 0 .. {capacity}, the keys that {kv.block_table.shape[1]} pages hold"
@@ -140,10 +140,10 @@ def _check_values(rules: Rules, kv: PagedKV, k_new: Tensor, cos: Tensor | None) 
 
 
 def _append(kv: PagedKV, new: NewRows) -> None:
-    """The same with torch alone."""
+    """Append with torch operations."""
     tokens = torch.arange(new.k.shape[1], device=new.k.device)
     every = kv.lengths[:, None].long() - len(tokens) + tokens
-    there = every >= 0  # others are left out
+    there = every >= 0  # other tokens are left out
     sequence, _ = there.nonzero(as_tuple=True)
     position, size = every[there], kv.k_pages.shape[1]
     page = kv.block_table[sequence, position // size].long()

@@ -1,4 +1,4 @@
-"""The calls that `tune` measures: sizes, mask and score, and tensors for them."""
+"""`CallShape`, a call that `tune` measures: its sizes, mask and score; it makes tensors for the call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TunedCall(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of q, k and v."""
+        """Bytes of q, k and v."""
         return sum(x.numel() * x.element_size() for x in (self.operands.q, self.operands.k, self.operands.v))
 
 
@@ -40,8 +40,8 @@ class TunedCall(NamedTuple):
 class CallShape:
     """One call: `queries` tokens of each of `requests` sequences over `keys` keys, dense or in pages.
 
-    page_size: rows of a page; 0: dense. mask, score: those of the layer if None. A tuned choice is for exactly these
-    sizes: over pages `keys` are those of the whole block table, columns x page_size.
+    page_size: keys of a page; 0: dense. mask, score: if None, those of the layer. A tuned choice is for exactly these
+    sizes; over pages `keys` is the capacity of a row of the block table, columns x page_size.
     """
 
     layer: Layer
@@ -78,21 +78,21 @@ class CallShape:
 
     @property
     def call_mask(self) -> Mask:
-        """Of the call."""
+        """The mask of the call."""
         return self.layer.mask if self.mask is None else self.mask
 
     @property
     def call_score(self) -> Score | None:
-        """Of the call."""
+        """The score of the call."""
         return self.layer.score if self.score is None else self.score
 
     def planned(self) -> TunedCall:
-        """The call on tensors of one element, which kernels are planned and compiled for."""
+        """Return the call on tensors expanded from one element, enough to plan and compile kernels."""
         one = torch.empty(1, dtype=self.layer.dtype)
         return self._of(lambda *size: one.expand(size), torch.Generator())
 
     def drawn(self, device: torch.device, seed: int) -> TunedCall:
-        """The call on random tensors, the same for a seed; pages are in random order."""
+        """Return the call on random tensors, the same for a seed; pages are in random order."""
         generator = torch.Generator(device).manual_seed(seed)
 
         def normal(*size: int) -> Tensor:
@@ -122,14 +122,14 @@ class CallShape:
         return TunedCall(checked, Operands(q, k, v, out, None, sinks), sequence)
 
     def _keys(self, make: Any, outer: int, rows: int) -> tuple[Tensor, Tensor]:
-        """Keys and values; those of latent attention are one tensor."""
+        """Make keys and values; in latent attention values are a view of the keys."""
         layer = self.layer
         k = make(outer, rows, layer.heads_kv, layer.dim_qk)
         return k, k[..., : layer.latent] if layer.latent else make(outer, rows, layer.heads_kv, layer.dim_v)
 
 
 def shapes_of(layers: Iterable[Layer], largest: LargestStep | None) -> list[CallShape]:
-    """A prompt and a step of one token of each layer; of latent attention a layer has one of the two."""
+    """Return a prompt and a step of one token for each layer; layers of latent attention have only one of the two."""
     most, each = largest or STEP, list(dict.fromkeys(layers))
     keys = -(-most.length // most.page_size) * most.page_size
     tokens = min(most.tokens, most.length)

@@ -1,4 +1,4 @@
-"""The attention layers of a model, from its transformers config: what decides about kernels, and nothing else."""
+"""Reads a model's attention layers from its transformers config, as far as they decide which kernels run."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from warpattn.quantized import EIGHT_BIT, GRANULARITIES
 from warpattn.scores import Score, SoftCap
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "half": torch.float16}
-JSON = (type(None), bool, int, float, str, list, tuple, torch.dtype)  # what an entry that decides something may be
+JSON = (type(None), bool, int, float, str, list, tuple, torch.dtype)  # types that an entry in READ may have
 PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern")
-SCALES = ("attention_multiplier", "query_pre_attn_scalar")  # the scale; what its square is one over
+SCALES = ("attention_multiplier", "query_pre_attn_scalar")  # the scale; 1 / scale²
 READ = ("dtype", "torch_dtype", "attn_logit_softcapping", "model_type", "layer_types", "use_sliding_window", *PATTERNS)
 WITH_SINKS = ("gpt_oss",)  # model types whose layers have a sink for each head
-UNSCALED = ("gemma3n_text", "gemma4_text", "gemma4_unified_text", "gpt_neo")  # whose scores are products as they are
+UNSCALED = ("gemma3n_text", "gemma4_text", "gemma4_unified_text", "gpt_neo")  # model types whose scale is 1
 
 
 @dataclass(frozen=True)
 class EightBitCache:
-    """What a cache of 8 bits holds: elements of `dtype` (`quantized.EIGHT_BIT`) and their scales, `per` as in
-    `quantize`, or None for no scale; of latents with one scale or none, rotary parts have 8 bits, too, as in engines.
-    AttentionError for others, and for blocks of rows, which no cache has."""
+    """The format of an 8-bit cache: `dtype`, one of `quantized.EIGHT_BIT`, and `per`, the granularity of its scales as
+    in `quantize`, None for no scale. In a latent cache with one scale or none, rotary parts have 8 bits, too, as in
+    engines. Raises AttentionError for other values, and for blocks of rows, which no cache has."""
 
     dtype: torch.dtype = torch.float8_e4m3fn
     per: str | int | None = "tensor"
@@ -49,8 +49,8 @@ class EightBitCache:
 
 @dataclass(frozen=True)
 class Layer:
-    """One kind of attention layer. window: keys that a query sees, itself included; None: all before it. cache: what a
-    cache of 8 bits holds; None: keys and values of `dtype`. scale: of scores; None: 1/sqrt(dim_qk)."""
+    """One kind of attention layer. window: keys that a query sees, its own included; None: all up to its own. cache:
+    the format of an 8-bit cache; None: keys and values have `dtype`. scale: of scores; None: 1/sqrt(dim_qk)."""
 
     heads_q: int
     heads_kv: int
@@ -60,7 +60,7 @@ class Layer:
     window: int | None = None
     soft_cap: float | None = None
     sinks: bool = False
-    latent: int = 0  # columns of a latent cache that are values; 0: keys and values have heads of their own
+    latent: int = 0  # columns of a latent cache that are values; 0: keys and values are separate
     cache: EightBitCache | None = None
     scale: float | None = None
 
@@ -93,8 +93,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class LargestStep:
-    """The largest step that will be served: requests, new tokens of all of them, tokens of one with its context, rows
-    of a page, and tokens that speculation drafts for a request."""
+    """The largest step that will be served: requests, new tokens of all requests, tokens of one request with its
+    context, keys of a page, and draft tokens of a request in speculative decoding."""
 
     requests: int = 256
     tokens: int = 8192
@@ -115,7 +115,7 @@ def _require_int(rules: Rules, name: str, value: object, least: int) -> bool:
 
 
 def read_config(path: str | PathLike[str]) -> dict[str, Any]:
-    """A transformers config: a folder with config.json, or such a file."""
+    """Read a transformers config from a folder with config.json, or from such a file."""
     file, rule = Path(path), "give a folder with config.json, or such a file"
     try:
         file = file / "config.json" if file.is_dir() else file
@@ -134,7 +134,7 @@ def read_config(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def layers_of(config: Mapping[str, Any]) -> tuple[Layer, ...]:
-    """The kinds of layers in a transformers config, each once. AttentionError where it does not say how many heads."""
+    """Return the kinds of layers in a transformers config, each once; AttentionError if a needed entry is missing."""
     inner = config.get("text_config")
     if inner is not None and not isinstance(inner, Mapping):
         raise AttentionError(f"text_config is {kind_of(inner)}; it must be an object of JSON")
@@ -162,8 +162,8 @@ def layers_of(config: Mapping[str, Any]) -> tuple[Layer, ...]:
 
 
 def with_cache(layers: Sequence[Layer], cache: EightBitCache) -> tuple[Layer, ...]:
-    """The layers with that cache where they have none of 8 bits. Prompts of latent attention have no cache at all: it
-    holds latents."""
+    """Give layers without an 8-bit cache this one, except for prompts of latent attention: they do not read the cache,
+    which holds latents."""
     latent = any(layer.latent for layer in layers)
     return tuple(
         replace(layer, cache=cache) if layer.cache is None and bool(layer.latent) == latent else layer
@@ -172,7 +172,7 @@ def with_cache(layers: Sequence[Layer], cache: EightBitCache) -> tuple[Layer, ..
 
 
 def _latent_layers(config: Mapping[str, Any], heads: int, rank: int, dtype: torch.dtype) -> tuple[Layer, ...]:
-    """Latent attention: prompts with keys and values of all heads, decode over the latents themselves."""
+    """Return the layers of latent attention: prompts with keys and values of all heads, decode over the latents."""
     rope, nope = _number(config, "qk_rope_head_dim") or 0, _number(config, "qk_nope_head_dim") or 0
     dim_v = _number(config, "v_head_dim") or nope
     prompts = Layer(heads, heads, nope + rope, dim_v, dtype)
@@ -180,7 +180,7 @@ def _latent_layers(config: Mapping[str, Any], heads: int, rank: int, dtype: torc
 
 
 def _windows(config: Mapping[str, Any]) -> list[int | None]:
-    """The window of each layer, None for layers without."""
+    """Return the window of each layer, None for layers without one."""
     window = _number(config, "sliding_window")
     if window is None or config.get("use_sliding_window") is False:
         return [None]
@@ -194,7 +194,7 @@ def _windows(config: Mapping[str, Any]) -> list[int | None]:
 
 
 def _scale(config: Mapping[str, Any]) -> float | None:
-    """The scale of scores, where it is not 1/sqrt(head dim)."""
+    """Return the scale of scores; None for 1/sqrt(head dim)."""
     given, scalar = (config.get(name) for name in SCALES)
     for name, value in zip(SCALES, (given, scalar), strict=True):
         if value is not None and (number(value) is None or value <= 0):
@@ -207,7 +207,7 @@ def _scale(config: Mapping[str, Any]) -> float | None:
 
 
 def _number(config: Mapping[str, Any], *names: str) -> int | None:
-    """The first of some entries that is there; AttentionError if it is no int."""
+    """Return the first of these entries that is set, None without one; raises AttentionError if it is no int."""
     for name in names:
         value = config.get(name)
         if value is None:

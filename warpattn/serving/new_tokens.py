@@ -1,4 +1,4 @@
-"""What `append_paged` and `append_slots` share: their rules, and the rotation with torch."""
+"""Rules that `append_paged` and `append_slots` share, and the rotary embedding with torch operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def check_heads(rules: Rules, new: dict[str, Tensor], pages: dict[str, Tensor]) -> None:
-    """Rules of heads and head dims: `new` tokens and their `pages`, keys first."""
+    """Check heads and head dims of `new` tokens and their `pages`, keys first."""
     first, *_ = new
     heads = new[first].shape[-2]
     for name, x in (*list(new.items())[1:], *pages.items()):
@@ -32,7 +32,7 @@ def check_heads(rules: Rules, new: dict[str, Tensor], pages: dict[str, Tensor]) 
 
 
 def check_angles(rules: Rules, k: Tensor, k_name: str, cos: Tensor | None, sin: Tensor | None) -> bool:
-    """Rules of cos and sin for the new keys; True if they are tensors or None."""
+    """Check cos and sin for the new keys; True if they are tensors or None."""
     for name, given, other in (("cos", cos, "sin"), ("sin", sin, "cos")):
         present = (sin if name == "cos" else cos) is not None
         rules.require(given is not None or not present, f"{name} is None", f"it must be given together with {other}")
@@ -53,7 +53,7 @@ def check_angles(rules: Rules, k: Tensor, k_name: str, cos: Tensor | None, sin: 
 
 
 def check_places(rules: Rules, copied: dict[str, Tensor], others: dict[str, Tensor], function: str) -> None:
-    """Rules of dtypes, devices and strides of the tensors that are `copied`, new keys first, and of `others`."""
+    """Check dtypes, devices and strides of `copied` tensors (new rows and pages, new keys first) and of `others`."""
     first, *_ = copied
     new = copied[first]
     rules.require(new.dtype in DTYPES, f"{first} has dtype {new.dtype}", "it must be fp16, bf16 or fp32")
@@ -71,8 +71,8 @@ def check_places(rules: Rules, copied: dict[str, Tensor], others: dict[str, Tens
 
 
 def check_memory(rules: Rules, new: dict[str, Tensor], pages: dict[str, Tensor]) -> None:
-    """Rules of memory, keys first: every row of a cache its own place, apart from what is read. Values may be the first
-    columns of the keys if new ones are, too. Repeated calls on a card trust the first one of their layout."""
+    """Check memory, keys first: no two elements of a cache share a place, none is shared with `new`. Values may be the
+    first columns of keys if new ones are, too. Repeated calls on a card rely on the first call's check."""
     for name, x in pages.items():
         what = f"{name} has shape {tuple(x.shape)} and strides {x.stride()}"
         rules.require(not overlaps_itself(x), what, "each of its elements must have its own place in memory")
@@ -89,7 +89,7 @@ def check_memory(rules: Rules, new: dict[str, Tensor], pages: dict[str, Tensor])
 
 
 def rotated(k: Tensor, position: Tensor, angles: tuple[Tensor, Tensor], interleaved: bool) -> Tensor:
-    """Keys (…, heads, dim) at positions (…) after the rotary embedding, in fp32 (Su et al., arXiv 2104.09864)."""
+    """Apply the rotary embedding (Su et al., arXiv 2104.09864) in fp32 to keys (…, heads, dim) at positions (…)."""
     cos, sin = (x.float()[position][..., None, :] for x in angles)  # [..., 1, R/2]
     turned = 2 * cos.shape[-1]
     x = k[..., :turned].float()

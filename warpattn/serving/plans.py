@@ -1,10 +1,10 @@
-"""Plans for engines: made once, called every step. No rules, no planning and no allocation in between.
+"""Plans for engines: made once, called every step. A call checks few rules, plans nothing and allocates nothing.
 
     plan = wa.DecodePlan(q, kv, mask=wa.Causal())      checks, compiles, allocates output and workspace
     out = plan(q, kv)                                  writes addresses, launches
 
 A plan owns its output and its workspace: the next call overwrites the result of this one, and a plan must not run twice
-at the same time (one per stream). All layers of a model can share one, and should: it is a little faster. Calls may be
+at the same time (one per stream). All layers of a model should share a plan, which is a little faster. Calls may be
 captured into CUDA graphs; lengths, offsets and tables are read on the device, so one graph serves every step. On the
 CPU a plan runs the reference.
 """
@@ -49,8 +49,8 @@ Result = Tensor | tuple[Tensor, Tensor]
 Pair = tuple[Tensor | Quantized, Tensor | Quantized]
 
 
-# What may not change of a tensor from step to step: shape (without the rows if they vary), strides, dtype, device,
-# whether rows vary. A plain tuple, since every step waits for `_check`, and named ones are unpacked more slowly.
+# What must stay the same of a tensor from step to step: shape (without the rows if they vary), strides, dtype, device,
+# whether rows vary. A plain tuple, because every step runs `_check`, and named tuples are unpacked more slowly.
 _Like = tuple[torch.Size, tuple[int, ...], torch.dtype, int, bool]
 
 
@@ -59,8 +59,8 @@ def _like(x: Tensor, rows_vary: bool = False) -> _Like:
 
 
 def _varies(sequence: Sequence, name: str, x: Tensor) -> bool:
-    """Whether an index of a step may have fewer rows than the plan's: what belongs to tokens, and over pages what
-    belongs to sequences, too; not the scales of pages or heads."""
+    """Whether an index tensor of a step may have fewer rows than the plan's: those with rows per token may, over pages
+    also those with rows per sequence; scales of pages or heads may not."""
     *of_keys, of_queries = sequence.scale_names
     if name == of_queries:
         return x.ndim > 1
@@ -70,7 +70,7 @@ def _varies(sequence: Sequence, name: str, x: Tensor) -> bool:
 
 
 def _check(names: tuple[str, ...], tensors: tuple[Tensor, ...], planned: tuple[_Like, ...]) -> None:
-    """AttentionError that names the first tensor that is not as planned."""
+    """Raise an AttentionError that names the first tensor that is not as planned."""
     try:
         for x, (shape, strides, dtype, device, rows_vary) in zip(tensors, planned, strict=True):
             if x.shape != shape and not (rows_vary and x.shape[1:] == shape):
@@ -89,7 +89,7 @@ def _check(names: tuple[str, ...], tensors: tuple[Tensor, ...], planned: tuple[_
 
 
 def _refuse_other(name: str, x: object, like: _Like) -> None:
-    """AttentionError if x is not `like` it."""
+    """Raise AttentionError if x is not as planned, `like`."""
     fault = tensor_fault(x)
     if fault is not None or not isinstance(x, Tensor):
         raise AttentionError(f"{name} {fault.what}; {name} {fault.rule}" if fault else f"{name} is no tensor")
@@ -101,14 +101,14 @@ def _refuse_other(name: str, x: object, like: _Like) -> None:
 
 
 def _check_gradients(named: Iterable[tuple[str, object]]) -> None:
-    """AttentionError if a result would have to carry gradients."""
+    """Raise AttentionError if a result would need gradients."""
     rules = Rules()
     refuse_gradients(rules, differentiated(named), "a plan has no backward: run it under torch.no_grad()")
     rules.done()
 
 
 class ServingPlan:
-    """What all plans share: the checked call, output and LSE, the bound launches."""
+    """The base class of plans: the checked call, output and LSE, the bound launches."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         name = type(self).__name__
@@ -124,13 +124,13 @@ class ServingPlan:
         self.out = q.new_empty((*q.shape[:-1], checked.problem.dim_v), dtype=checked.problem.dtype)
         self._tail["dtype"] = exact = torch.float64 if q.dtype == torch.float64 else torch.float32
         self.lse = q.new_empty(checked.lse_shape, dtype=exact) if call.return_lse else None
-        self._values = captured_values(captured(checked))  # the plan keeps these tensors, so they stay where they are
+        self._values = captured_values(captured(checked))  # the plan keeps the tensors, so addresses stay valid
         self._lse_at, self._sinks_at = [0 if x is None else x.data_ptr() for x in (self.lse, call.sinks)]
         self._like_sinks = None if call.sinks is None else _like(call.sinks)
         self._latent = is_latent(checked.problem)  # then v is a view of k
         operands, indices = call.sequence.operands(q, call.k, call.v), call.sequence.indices()
         rows_vary = isinstance(call.sequence, Ragged | PagedRagged)
-        over_pages = isinstance(call.sequence, PagedRagged)  # which never vary
+        over_pages = isinstance(call.sequence, PagedRagged)  # the number of pages never varies
         self._names = (*operands, *indices)
         every = (*operands.values(), *indices.values())
         self._floats = tuple([at for at, x in enumerate(every) if x.is_floating_point()])
@@ -173,7 +173,7 @@ class ServingPlan:
     def _run(
         self, tensors: tuple[Tensor, ...], sequence: Sequence, out: Tensor | None, sinks: Tensor | None = None
     ) -> Result:
-        """One step on (q, k, v, indices …); `sinks` replaces the plan's."""
+        """Run one step on (q, k, v, indices …); `sinks` replaces the plan's."""
         _check(self._names, tensors, self._like)
         q, k, v, *indices = tensors
         if torch.is_grad_enabled():
@@ -216,21 +216,21 @@ class ServingPlan:
             _check_gradients([*zip(self._names, tensors, strict=True), ("sinks", sinks)])
 
     def _address_of(self, sinks: Tensor) -> int:
-        """Where a step's own sinks start; AttentionError unless they are like the plan's."""
+        """Return the address of a step's own sinks; raises AttentionError unless they are like the plan's."""
         if self._like_sinks is None:
             raise AttentionError("sinks is given; the plan was made without")
         _check(("sinks",), (sinks,), (self._like_sinks,))
         return sinks.data_ptr()
 
     def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Output and LSE of a step: the plan's or, after a check, the caller's."""
+        """Return output and LSE of a step: the plan's, or the caller's output after a check."""
         if out is None:
             return self.out, self.lse
         _check(("out",), (out,), (self._like_out,))
         return out, self.lse
 
     def _check_apart(self, out: Tensor, read: tuple[Tensor | None, ...]) -> None:
-        """AttentionError if a given output shares memory with what is read."""
+        """Raise AttentionError if the caller's output shares memory with a tensor that is read."""
         for name, x in zip((*self._names[:3], "sinks", "q.rope"), read, strict=True):
             if x is not None and overlap(out, x):
                 raise AttentionError(f"out shares memory with {name}; others may still read what is written")
@@ -245,11 +245,10 @@ class DecodePlan(ServingPlan):
     in the batch, at some cost in speed.
 
     With `kv_ready_before_dependency` you promise that lengths, block table, tensors of masks, and all keys and values
-    but the last S of a sequence (dense: the last S rows of k and v) were written before the kernel that precedes the
-    plan's on the stream began, as they are where that kernel appends the new tokens: the plan's kernel then reads older
-    keys while the preceding one still runs (programmatic dependent launch; Hopper decode, see
-    docs/kernels/sm90-decode.md). If the promise is broken, results are silently wrong. `cache_settled` is the former
-    name of the same promise and will go in the next release.
+    except the last S of a sequence (dense: the last S rows of k and v) were written before the preceding kernel on the
+    stream began, as is true if that kernel appends the new tokens. The plan's kernel then reads older keys while the
+    preceding one still runs (programmatic dependent launch; Hopper decode, see docs/kernels/sm90-decode.md). If the
+    promise is broken, results are silently wrong. `cache_settled` is its former name and will go in the next release.
 
     Raises AttentionError listing every broken rule; a plan makes no copies, so tensors must be laid out for TMA as
     described in `warpattn.api`.
@@ -280,9 +279,9 @@ class DecodePlan(ServingPlan):
         self._paged = isinstance(kv, PagedKV)
 
     def __call__(self, q: Tensor | Quantized | LatentQuery, kv: PagedKV | Pair, out: Tensor | None = None) -> Result:
-        """out (B, S, Hq, Dv), the plan's own or the given one; with return_lse also lse (B, Hq, S).
+        """Return out (B, S, Hq, Dv), the plan's own or the given one; with return_lse also lse (B, Hq, S).
 
-        Shapes, strides and dtypes are those of the plan; AttentionError names the first that is not.
+        Shapes, strides and dtypes must be the plan's; an AttentionError names the first tensor that differs.
         """
         if type(kv) is PagedKV and self._paged and not isinstance(q, WITH_PARTS):
             return self._run((q, kv.k_pages, kv.v_pages, *kv.indices().values()), kv, out)
@@ -296,7 +295,7 @@ class DecodePlan(ServingPlan):
 def _operands(
     q: Tensor | Quantized | LatentQuery, kv: PagedKV | Pair
 ) -> tuple[Tensor, Tensor, Tensor, PagedKV | Dense]:
-    """Queries, keys, values, and their layout with all scales."""
+    """Return queries, keys, values, and their layout with all scales."""
     if isinstance(kv, PagedKV):
         return with_query_parts(q, kv)
     if not isinstance(kv, tuple) or len(kv) != 2:
@@ -307,7 +306,7 @@ def _operands(
 
 
 def with_query_parts(q: Tensor | Quantized | LatentQuery, kv: PagedKV) -> tuple[Tensor, Tensor, Tensor, PagedKV]:
-    """Queries, pages of keys and of values, and the cache with the scale or the rotary part of the queries."""
+    """Return queries, pages of keys, pages of values, and the cache with the queries' scale or rotary part."""
     rows, of_q = parted(q)
     check_once("kv", kv, of_q)
     return rows, kv.k_pages, kv.v_pages, kv.with_fields(**of_q) if of_q else kv
@@ -316,9 +315,9 @@ def with_query_parts(q: Tensor | Quantized | LatentQuery, kv: PagedKV) -> tuple[
 class PrefillPlan(ServingPlan):
     """Attention over sequences laid end to end, planned for up to as many rows as `q`, `k` and `v` have.
 
-    Each of them is perhaps a `Quantized`, and q a `LatentQuery`. The number of sequences, heads and head dims are
-    fixed; rows may be fewer in every call. max_q and max_k of `seq` hold for every call, which may bring lower ones;
-    `cu_k` is given in all calls or in none. The tail is that of `attention_varlen`. With `batch_invariant` a sequence's
+    Each of them may be a `Quantized`, and q a `LatentQuery`. The number of sequences, heads and head dims are fixed; a
+    call may have fewer rows. max_q and max_k of `seq` hold for every call, which may give lower ones; `cu_k` is given
+    in all calls or in none. Keyword arguments are those of `attention_varlen`. With `batch_invariant` a sequence's
     result has the same bits whatever else is in the batch, at some cost in speed. Raises AttentionError listing every
     broken rule.
     """
@@ -351,7 +350,7 @@ class PrefillPlan(ServingPlan):
         self, q: Tensor | Quantized | LatentQuery, k: Tensor | Quantized, v: Tensor | Quantized, seq: Ragged,
         out: Tensor | None = None,
     ) -> Result:  # fmt: skip
-        """out (total_q, Hq, Dv), a part of the plan's own or the given one; with return_lse also lse (Hq, total_q)."""
+        """Return out (total_q, Hq, Dv), a view of the plan's own or the given one; with return_lse also lse."""
         rows, keys, values, seq = with_parts(q, k, v, _ragged(seq))
         indices = seq.indices()
         if tuple(indices) != self._names[3:]:
@@ -364,7 +363,7 @@ class PrefillPlan(ServingPlan):
         return self._run((rows, keys, values, *indices.values()), seq, out)
 
     def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The first rows of the plan's, as many as q has, or the caller's output."""
+        """Return as many rows of the plan's output as q has, or the caller's output."""
         rows, keys = q.shape[0], k.shape[0]
         if rows > self._rows or keys > self._keys:
             rule = f"the plan was made for up to {self._rows} and {self._keys}"
@@ -381,12 +380,12 @@ class PrefillPlan(ServingPlan):
 
 
 def in_order(mask: Mask | None, batch_invariant: bool) -> Mask | None:
-    """The mask of a plan: tiles of keys in one order for all tiles of rows, where bits must not depend on these."""
+    """Return the mask of a plan; if batch-invariant, kernels visit key tiles in one order for all tiles of rows."""
     return InOrder(mask) if batch_invariant and isinstance(mask, Mask) else mask
 
 
 def _ragged(seq: object) -> Ragged:
-    """The offsets of a ragged batch; AttentionError if they are anything else."""
+    """Return `seq` if it is a Ragged; raises AttentionError if not."""
     if not isinstance(seq, Ragged):
         raise AttentionError(f"seq is a {type(seq).__name__}; seq must be a warpattn Ragged(cu_q, cu_k)")
     return seq

@@ -1,4 +1,4 @@
-"""quantize: a tensor as 8-bit values with scales, with torch's operations (quantized.py), on a card with kernels."""
+"""quantize: converts a tensor to 8-bit values with scales, on a card with kernels, else by quantized.py."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def quantize(
     x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, *, per: str | int = "tensor", scale: Tensor | None = None,
     rotation: Hadamard | None = None,
 ) -> Quantized:  # fmt: skip
-    """x (…, heads, dim), fp16, bf16 or fp32, as 8-bit values with scales.
+    """Quantise x (…, heads, dim), fp16, bf16 or fp32, to 8-bit values with scales.
 
-    per: "tensor", "head", "token" (each head of each token), or 64 or 128 columns of it; of q and k (batch, tokens,
-    heads, dim) also "64 rows" or "128 rows" (each head of so many tokens, by torch's operations). A scale is the
-    largest finite magnitude of its elements divided by that of `dtype`, 1 where all are 0. With `scale` that one is
-    used instead, of any of these shapes. Infinite elements saturate, NaN stays. `rotation`: that of x before, of q and
-    k alike; the errors to expect with and without are a table in docs/eight_bit.md.
+    per: "tensor", "head", "token" (each head of each token), or 64 or 128 columns of it; for q and k (batch, tokens,
+    heads, dim) also "64 rows" or "128 rows" (each head of 64 or 128 tokens, by torch operations). A scale is the
+    largest finite magnitude of its elements divided by the largest number of `dtype`, 1 where all are 0. `scale`, of
+    any of these shapes, is used instead if given. Infinite elements saturate, NaN stays. `rotation` is applied to x
+    first; use it for q and k alike. docs/eight_bit.md has a table of the errors to expect with and without.
 
-    On a card with kernels for `dtype` one launch, two where the scale of a tensor or a head is made; the bits are those
-    of torch's operations, which run elsewhere, in compiled graphs and where gradients flow. Raises AttentionError
+    On a card with kernels for `dtype` this is one launch, two if it computes the scale of a tensor or a head.
+    Elsewhere, in compiled graphs and where gradients flow, torch operations give the same bits. Raises AttentionError
     listing every broken rule.
     """
     check_quantize(x, dtype, per, scale)
@@ -46,7 +46,7 @@ def quantize(
 
 
 def arguments(x: Tensor, dtype: torch.dtype, per: str | int, scale: Tensor | None) -> tuple[Quantized, Quantising]:
-    """The result of a checked call, whose memory the kernels write; and what they get: blocks of columns as heads."""
+    """Allocate the result of a checked call; return it with the kernels' arguments (column blocks count as heads)."""
     given = scale is not None
     scales = _unwritten(x, per) if scale is None else scale
     values = torch.empty(x.shape, dtype=dtype, device=x.device)
@@ -67,7 +67,7 @@ def arguments(x: Tensor, dtype: torch.dtype, per: str | int, scale: Tensor | Non
 
 
 def _unwritten(x: Tensor, per: str | int) -> Tensor:
-    """Memory for scales; those of a head's tokens next to each other: kernels read the scales of one head."""
+    """Allocate scales, contiguous along the tokens of a head: kernels read the scales of one head."""
     *outer, heads, dim = x.shape
     if isinstance(per, int):
         shape = (*outer, heads, dim // per)
@@ -83,13 +83,13 @@ def _in_one_piece(x: Tensor) -> bool:
 
 
 def _with_rank(x: Tensor, rank: int) -> Tensor:
-    """x with its first dimensions as one, or more of them of one element."""
+    """Flatten x's first dimensions, or add some of one element, to get `rank`."""
     missing = max(rank - x.ndim, 0)
     return x[(None,) * missing].flatten(0, max(x.ndim - rank, 0))
 
 
 def _has_kernels(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> bool:
-    """Whether kernels make the values of a checked tensor."""
+    """Whether kernels can quantise a checked tensor."""
     if torch.compiler.is_compiling() or type(x) is not Tensor or not x.is_cuda or x.numel() == 0:
         return False
     if torch.is_grad_enabled() and x.requires_grad:

@@ -1,4 +1,4 @@
-"""8-bit rows of a cache: rules of their scales, and how torch writes them."""
+"""8-bit rows of a cache: the rules of their scales, and writing them with torch operations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STATIC = (None, "tensor", "head")
 
 
 def check_scale_of(rules: Rules, name: str, scale: Tensor | None, pages_name: str, pages: Tensor | None) -> None:
-    """Rules of the scale of pages; on the CPU also of its values, if it is given."""
+    """Check the scale of pages; on the CPU also its values, unless they are computed for each row."""
     if scale is None:
         return
     if pages is None or pages.dtype not in EIGHT_BIT:
@@ -26,8 +26,8 @@ def check_scale_of(rules: Rules, name: str, scale: Tensor | None, pages_name: st
 
 
 def write_rows(pages: Tensor, at: tuple[Tensor, Tensor], x: Tensor, scale: Tensor | None) -> None:
-    """Rows x (n, heads, dim) to (page, row) of a cache; in 8 bits divided by their scale, which is computed and written
-    where tokens have one of their own."""
+    """Write rows x (n, heads, dim) to (page, row) of a cache; 8-bit rows are divided by their scale, which is computed
+    and written if tokens have their own."""
     if pages.dtype not in EIGHT_BIT:
         pages[at] = x
         return

@@ -1,4 +1,4 @@
-"""append_slots: new keys and values into the slots of a paged cache, as engines address it.
+"""append_slots: writes new keys and values into the slots of a paged cache, as engines address it.
 
 page size 4, slots (30, 31, -1, 8)        page 7 [ . . a b ]   page 2 [ d . . . ]        -1 is padding
 """
@@ -51,8 +51,8 @@ def append_slots(
     scale, saturated and rounded to nearest. A scale of shape () or (Hkv,) is given; others, of (num_pages, page_size,
     Hkv) or (num_pages, page_size, Hkv, blocks), are computed from each new row and written.
 
-    On a card nothing is read back, so a captured graph serves other slots: tokens whose slot is not in the cache are
-    not written, and positions are the caller's promise. Raises AttentionError listing every broken rule.
+    On a card nothing is read back, so a captured graph serves other slots, too: tokens whose slot is not in the cache
+    are not written, and the caller promises valid positions. Raises AttentionError listing every broken rule.
     """
     if torch.compiler.is_compiling():
         rotation = {"positions": positions, "cos": cos, "sin": sin, "interleaved": interleaved}
@@ -91,7 +91,7 @@ _operator = operator_of(append_slots)
 
 
 def _check_shapes(rules: Rules, new: dict[str, Tensor], pages: dict[str, Tensor], slots: Tensor) -> bool:
-    """Rules of ranks and sizes; True if all ranks are right."""
+    """Check ranks and sizes; True if all ranks are right."""
     ranks = [rules.tensor(name, x, "tokens", "heads", "head_dim") for name, x in new.items()]
     axes = ("num_pages", "page_size", "heads", "head_dim")
     ranks += [rules.tensor(name, x, *axes) for name, x in pages.items()]
@@ -110,7 +110,7 @@ def _check_shapes(rules: Rules, new: dict[str, Tensor], pages: dict[str, Tensor]
 def _check_positions(
     rules: Rules, slots: Tensor, positions: Tensor | None, angles: tuple[Tensor, Tensor] | None
 ) -> bool:
-    """Rules of slots and positions; True if positions are None or have the right rank."""
+    """Check slots and positions; True if positions are None or have the right rank."""
     rule = "it must be torch.int32 or torch.int64"
     rules.require(slots.dtype in INDEX_DTYPES, f"slot_mapping has dtype {slots.dtype}", rule)
     if positions is None:
@@ -128,7 +128,7 @@ def _check_positions(
 def _check_values(
     rules: Rules, k_pages: Tensor, slots: Tensor, positions: Tensor | None, cos: Tensor | None
 ) -> None:
-    """Rules of slots and positions, where reading them costs nothing."""
+    """Check the values of slots and positions, on the CPU only, where reading them costs nothing."""
     number, written = k_pages.shape[0] * k_pages.shape[1], {}
     for t, slot in enumerate(slots.tolist()):
         rule = f"a slot must be -1 or within 0 .. {number - 1}, the rows of the cache"
@@ -149,7 +149,7 @@ def _append(
     slots: Tensor,
     positions: Tensor | None,
 ) -> None:
-    """The same with torch alone."""
+    """Append with torch operations."""
     real = slots >= 0
     slots, size = slots[real].long(), pages["k_pages"].shape[1]
     rows = [x[: len(real)][real] for x in (new.k, new.v) if x is not None]
@@ -160,7 +160,7 @@ def _append(
 
 
 def _launch(tensors: tuple[Tensor | None, ...], interleaved: bool) -> None:
-    """The kernel for the tokens that have slots."""
+    """Launch the kernel for the tokens that have slots."""
     k_pages, v_pages, k, v, slots, positions, cos, sin, k_scale, v_scale = tensors
     assert k_pages is not None and k is not None and slots is not None
     angles = None if cos is None or sin is None else (cos, sin)

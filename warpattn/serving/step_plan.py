@@ -1,7 +1,7 @@
 """A plan for the steps of an engine: any mix of prompts and new tokens over a paged cache, up to fixed sizes.
 
     plan = wa.StepPlan(q, kv, seq, mask=wa.Causal())     the largest step: tokens, sequences, pages of a sequence
-    out = plan(q, kv, seq)                               a step of as many or fewer: writes addresses and one number
+    out = plan(q, kv, seq)                               a step of at most that size: writes addresses and one number
 
     plan.update(cu_q, lengths, block_table)              or: copies the step's indices into the plan's own tensors
     out = plan(q, plan.kv, plan.seq)                     may be captured; the graph serves every later `update`
@@ -28,18 +28,18 @@ from warpattn.sequences import PagedKV, PagedRagged, Ragged, Sequence
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery
 from warpattn.serving.plans import Result, ServingPlan, in_order, with_query_parts
 
-# Parameters of Hopper's kernels, Blackwell's, CDNA's and of those that combine parts: sequences of a step.
+# Parameters that hold the number of sequences, in the kernels of Hopper, Blackwell and CDNA and in combining kernels.
 BATCHES = ("shape.batch", "sequence_args.batch", "indices.batch", "again.indices.batch", "only.batch")
 
 
 class StepPlan(ServingPlan):
     """Attention of ragged queries over a paged cache, planned for up to as many tokens and sequences as given.
 
-    q (total_q, Hq, D), perhaps a `Quantized` or a `LatentQuery`, kv and seq as for `attention_paged(q, kv, seq)`; their
+    q (total_q, Hq, D), or a `Quantized` or `LatentQuery`, kv and seq are as for `attention_paged(q, kv, seq)`; their
     sizes are the largest of a step, their values are not read. `seq.max_q` promises an upper bound of a sequence's
-    queries in every step. The tail is that of `attention_paged`. With `batch_invariant` a token's result has the same
-    bits whatever else is in the step and however its sequence is cut into steps, at some cost in speed. Launches and
-    their number never depend on lengths, so calls may be captured into CUDA graphs.
+    queries in every step. Keyword arguments are those of `attention_paged`. With `batch_invariant` a token's result has
+    the same bits whatever else is in the step and however its sequence is cut into steps, at some cost in speed.
+    Launches and their number never depend on lengths, so calls may be captured into CUDA graphs.
 
     Raises AttentionError listing every broken rule; a plan makes no copies, so tensors must be laid out for TMA as
     described in `warpattn.api`.
@@ -69,7 +69,7 @@ class StepPlan(ServingPlan):
         call = Call(q, k, v, PagedRagged(kv, seq), mask, score, sinks, scale)
         # Engines keep a plan for each size of steps, and measure before how much memory their caches may have.
         super().__init__(call, PlanOptions(batch_invariant, copies=False), read_values=False)
-        del self.out  # callers have one themselves
+        del self.out  # callers give their own, or a call makes one
         self._rows, self._sequences = len(q), len(kv.lengths)
 
     @cached_property
@@ -93,10 +93,10 @@ class StepPlan(ServingPlan):
         self, q: Tensor | Quantized | LatentQuery, kv: PagedKV, seq: Ragged, out: Tensor | None = None,
         sinks: Tensor | None = None,
     ) -> Result:  # fmt: skip
-        """out (total_q, Hq, Dv), the given one or a new one; `sinks` replaces the plan's.
+        """Return out (total_q, Hq, Dv), the given one or a new one; `sinks` replaces the plan's.
 
-        q has at most the plan's rows, kv and seq at most its sequences; rows of q after cu_q[-1] are padding and not
-        written. Pages, strides and dtypes are those of the plan; AttentionError names the first that is not.
+        q has at most the plan's rows, kv and seq at most its sequences; rows after cu_q[-1] are padding and not
+        written. Pages, strides and dtypes must be the plan's; an AttentionError names the first tensor that differs.
         """
         if not isinstance(kv, PagedKV) or not isinstance(seq, Ragged):
             raise AttentionError("a StepPlan takes a PagedKV and a Ragged(cu_q)")
@@ -129,8 +129,8 @@ class StepPlan(ServingPlan):
         return super()._refer((q[:rows], k, v), replace(sequence, kv=kv), tail)
 
     def update(self, cu_q: Tensor, lengths: Tensor, block_table: Tensor) -> None:
-        """Copy a step's indices, int32 on any device, into `plan.seq` and `plan.kv`; sequences that it has fewer than
-        the plan get no queries. On a card nothing is allocated and nothing read back; host tensors should be pinned."""
+        """Copy a step's indices, int32 on any device, into `plan.seq` and `plan.kv`; the plan's other sequences get no
+        queries. On a card nothing is allocated and nothing read back; host tensors should be pinned."""
         rules = Rules()
         named = {"cu_q": (cu_q, ("offsets",)), "lengths": (lengths, ("batch",)),
                  "block_table": (block_table, ("batch", "max_pages"))}  # fmt: skip
@@ -155,7 +155,7 @@ class StepPlan(ServingPlan):
         table[:batch, : block_table.shape[1]].copy_(block_table, non_blocking=True)
 
     def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The caller's output, or a new one."""
+        """Return the caller's output, or a new one."""
         if out is None:
             return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=result_dtype(q.dtype)), None
         result, lse = super()._results(q, k, v, out)

@@ -1,4 +1,4 @@
-"""Measure configurations of the user's own calls on the user's own card, and keep the fastest for the planner.
+"""`tune`: measures the configurations of given calls on this machine's card, and keeps the fastest for the planner.
 
     config or shapes ─▶ calls ─▶ candidates ─▶ compiled, each kernel once, on all cores
                                      └──────▶ values compared, timed in turns ─▶ a row a call ─▶ tuned/choices.json
@@ -39,14 +39,14 @@ from warpattn.serving.layers import LargestStep, Layer, layers_of, read_config
 
 ARCH = table.TUNED_ARCHS[0]
 ROUNDS = 15
-LEAST_GAIN = 1.015  # times as fast as the built-in choice that another must be: less is noise
-COLD_BYTES = 128 * 2**20  # of inputs that calls use in turn, so that L2 does not hold those of the next one
+LEAST_GAIN = 1.015  # speedup over the built-in choice that another must have: less is noise
+COLD_BYTES = 128 * 2**20  # of inputs that calls use in turn, so that L2 does not hold the next call's
 MOST_INPUTS = 8
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What `tune` found for a call: a row, or none where its kernel has one configuration; `words` say it."""
+    """What `tune` found for a call: a row, or None if its kernel has one configuration; `words` says it in text."""
 
     shape: CallShape
     row: Row | None
@@ -72,19 +72,19 @@ def tune(
 ) -> tuple[Tuned, ...]:
     """Time every configuration of some calls on this machine's card; later plans of such calls use the fastest.
 
-    what: the calls, or as in `warm` a transformers config (a folder, a file, its dictionary) or layers: then a prompt
-    of min(tokens, length) of `largest`, dense, and a step of one token of all requests over pages, `length` keys each;
-    without `largest` 32 requests, 8192 tokens and keys, pages of 16. rounds: in which all take turns; medians count.
-    processes: compilers at a time, None: as many as cores. timer: where calls run and how long they take; None: the
-    current card. progress: called with the part done, 0 .. 1.
+    what: the calls; or, as in `warm`, a transformers config (a folder, a file, its dictionary) or layers: then a dense
+    prompt of min(tokens, length) of `largest`, and a step of one token of all requests over pages, `length` keys each;
+    default: 32 requests, 8192 tokens and keys, pages of 16. rounds: each runs all candidates once; medians count.
+    processes: parallel compilers; None: one per core. timer: runs and times calls; None: on the current card.
+    progress: called with the part done, 0 .. 1.
 
-    Another configuration must be 1.5 % faster than the built-in one, and give its values but for rounding. Plans and
-    calls with exactly these sizes, dtypes, mask and score use it from then on, in this process and others; plans and
-    graphs made before keep theirs, and so do batch-invariant plans. Rows are in the cache folder (tuned/choices.json),
-    for one card and one version of kernels and Triton.
+    Another configuration must be 1.5 % faster than the built-in one and give the same values except for rounding. Plans
+    and calls with exactly these sizes, dtypes, mask and score use it from then on, in this process and others; existing
+    plans and graphs keep theirs, and batch-invariant plans never use it. Rows are in the cache folder
+    (tuned/choices.json), for one card and one version of kernels and Triton.
 
-    Raises AttentionError for wrong arguments and calls that Hopper's kernels do not take, without a Hopper card, where
-    rows cannot be kept, and where the built-in configuration itself fails.
+    Raises AttentionError for wrong arguments and calls that Hopper's kernels do not take, without a Hopper card, if
+    rows cannot be kept, and if the built-in configuration itself fails.
     """
     if largest is not None and not isinstance(largest, LargestStep):
         raise AttentionError(f"largest is {kind_of(largest)}; it must be a LargestStep or None")
@@ -97,7 +97,7 @@ def tune(
         if whole(value, 1) is None:
             raise AttentionError(f"{name} is {kind_of(value)}; it must be an int of at least 1")
     for shape in shapes:
-        plan(_problem(shape), ARCH)  # its rules: what the kernels do not take
+        plan(_problem(shape), ARCH)  # raises for calls that the kernels do not take
     timer = timer or _card_timer()
     card = table.card_of(timer.device)
     if not card:
@@ -115,7 +115,7 @@ def tune(
 
 
 def _shapes(what: Any, largest: LargestStep | None) -> Sequence[CallShape]:
-    """The calls of what `tune` takes."""
+    """Return the calls that the argument `what` of `tune` means."""
     if isinstance(what, (str, PathLike)):
         return shapes_of(layers_of(read_config(what)), largest)
     if isinstance(what, Mapping):
@@ -133,7 +133,7 @@ def _shapes(what: Any, largest: LargestStep | None) -> Sequence[CallShape]:
 
 
 def _card_timer() -> Timer:
-    """That of the current card; AttentionError where tune has nothing to measure on."""
+    """Return a timer on the current card; raises AttentionError if it is no card that tune supports."""
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     chip = chip_of(device)
     if chip.target not in table.TUNED_ARCHS:
@@ -143,7 +143,7 @@ def _card_timer() -> Timer:
 
 
 def _file() -> Path:
-    """The file of rows; AttentionError where it cannot be kept or is damaged."""
+    """Return the file of rows; raises AttentionError if it cannot be kept or is damaged."""
     file, why = rows.path(), cache_folder.refusal(cache_folder.folder())
     if why or file is None:
         raise AttentionError(f"tuned choices cannot be kept: {why}")
@@ -152,7 +152,7 @@ def _file() -> Path:
 
 
 def _keep(file: Path, row: Row) -> None:
-    """Write a row; plans and calls of this process follow it."""
+    """Write a row; plans and calls of this process then use it."""
     try:
         rows.add(file, [row])
     except OSError as error:
@@ -162,14 +162,14 @@ def _keep(file: Path, row: Row) -> None:
 
 
 def _part(progress: Callable[[float], None], done: int, count: int, part: float) -> None:
-    """Report the part done of measuring, which is the second half."""
+    """Report progress of measuring, which is the second half of the work."""
     progress(0.5 + 0.5 * (done + part) / count)
 
 
 def compile_all(
     shapes: Iterable[CallShape], processes: int | None, progress: Callable[[float], None]
 ) -> dict[tuple[CallShape, str], str]:
-    """Compile the kernels of all candidates, each once; why those that could not be compiled were not."""
+    """Compile the kernels of all candidates, each once; return why some could not be compiled."""
     needed: dict[Path, list[Kernel]] = {}
     for shape in shapes:
         for name in candidate_names(shape):
@@ -193,18 +193,18 @@ def compile_all(
 
 
 def candidate_names(shape: CallShape) -> list[str]:
-    """Names of a call's configurations, the built-in one first, as BUILT_IN; none where the kernel has one alone."""
+    """Return the names of a call's configurations, first BUILT_IN; none if the kernel has only one."""
     others = table.configurations(_problem(shape)).others
     return [BUILT_IN, *others] if others else []
 
 
 def _problem(shape: CallShape) -> Problem:
-    """That of a call as kernels get it."""
+    """Return the problem of a call as kernels get it."""
     return filled_problem(shape.planned().checked.problem)
 
 
 def _can_be_sent(kernel: Kernel) -> bool:
-    """Whether another process can get a call: lambdas of masks stay here, and are compiled when they run."""
+    """Whether a call can be pickled; one whose mask has a lambda cannot, and compiles when it runs."""
     try:
         pickle.dumps(kernel)
     except (pickle.PicklingError, AttributeError, TypeError):
@@ -213,7 +213,7 @@ def _can_be_sent(kernel: Kernel) -> bool:
 
 
 def _begin(environment: dict[str, str]) -> None:
-    """A process of the pool begins, forked from a server that may be older than this environment."""
+    """Initialise a process of the pool: the server it was forked from may have an older environment."""
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
@@ -244,7 +244,7 @@ class _Run(NamedTuple):
 
 
 def _tuned(shape: CallShape, card: str, run: _Run) -> Tuned:
-    """The row of a call."""
+    """Measure a call and make its row."""
     problem, names = _problem(shape), candidate_names(shape)
     if not names:
         kernel = plan(problem, ARCH).kernel
@@ -260,13 +260,13 @@ def _tuned(shape: CallShape, card: str, run: _Run) -> Tuned:
 
 
 def fastest(medians: Mapping[str, float]) -> str:
-    """The candidate with the least time, if it is faster than the built-in choice by more than noise."""
+    """Return the fastest candidate, if it beats the built-in choice by more than noise, else BUILT_IN."""
     best = min(medians, key=medians.__getitem__)
     return best if medians[BUILT_IN] >= LEAST_GAIN * medians[best] else BUILT_IN
 
 
 def measured(shape: CallShape, names: Sequence[str], run: _Run) -> tuple[dict[str, float], dict[str, str]]:
-    """Median microseconds of the candidates whose values are right, and why others have none."""
+    """Return median microseconds of the candidates with right values, and why others were refused."""
     inputs, refused, calls = _inputs(shape, run.timer.device), {}, {}
     want: Tensor | None = None
     for name in names:
@@ -291,7 +291,7 @@ def measured(shape: CallShape, names: Sequence[str], run: _Run) -> tuple[dict[st
 
 
 def _inputs(shape: CallShape, device: torch.device) -> list[TunedCall]:
-    """As many sets of inputs as keep L2 cold, at most `MOST_INPUTS`."""
+    """Draw enough sets of inputs to keep L2 cold, at most `MOST_INPUTS`."""
     first = shape.drawn(device, 0)
     count = max(1, min(MOST_INPUTS, COLD_BYTES // first.bytes))
     drawn = [first, *(shape.drawn(device, seed) for seed in range(1, count))]
@@ -299,7 +299,7 @@ def _inputs(shape: CallShape, device: torch.device) -> list[TunedCall]:
 
 
 def _bound(inputs: Sequence[TunedCall], name: str) -> tuple[list[GraphLaunches], str]:
-    """The launches of a candidate for each set of inputs, run once on the first one; and what failed."""
+    """Bind a candidate's launches for each set of inputs and run the first; return them, or why that failed."""
     out = inputs[0].operands.out
     try:
         options = PlanOptions(candidate=name)
@@ -314,10 +314,10 @@ def _bound(inputs: Sequence[TunedCall], name: str) -> tuple[list[GraphLaunches],
 
 
 def difference(out: Tensor, want: Tensor) -> str:
-    """What is wrong with a candidate's output; "" if it is that of the built-in choice but for rounding.
+    """Say what is wrong with a candidate's output; "" if it equals the built-in choice's except for rounding.
 
-    Queries are drawn large, so that a few keys have nearly all the weight: one tile of keys that is left out changes
-    its rows altogether, while rounding changes a row by about an ulp.
+    Queries are drawn large, so that a few keys have nearly all the weight: leaving out one tile of keys changes some
+    rows altogether, while rounding changes a row by about an ulp.
     """
     ulp = torch.finfo(want.dtype).eps
     error, size = (out.float() - want.float()), want.float()

@@ -1,4 +1,4 @@
-"""Compile what a model's attention will need before it serves, on all cores: nothing is compiled afterwards.
+"""`warm`: compiles all kernels of a model's attention on all cores before it serves, so that none compiles later.
 
     config.json ─ layers_of ─▶ layers ─┐
     the largest step ──────────────────┴─▶ examples of all sizes ─▶ launches ─▶ kernels, each once ─▶ files in the cache
@@ -37,7 +37,7 @@ from warpattn.serving.layers import EightBitCache, LargestStep, Layer, layers_of
 
 @dataclass(frozen=True)
 class Warmed:
-    """What `warm` did: kernels that the layers need, and how many of them were compiled just now."""
+    """What `warm` did: how many kernels the layers need, and how many of them it compiled."""
 
     kernels: int
     compiled: int
@@ -48,10 +48,10 @@ ABSORBED, STEP = "absorbed", "step"
 
 
 class Example(NamedTuple):
-    """A call that needs kernels: `tokens` of all `requests`, which have tables of `pages` entries.
+    """A call that needs kernels: `tokens` new tokens of all `requests`, with block tables of `pages` columns.
 
-    kind: that of the sequence, "append", ABSORBED: paged, with queries in two tensors, or STEP: paged-ragged, by a
-    `StepPlan`. most: the bound of a request's tokens that ragged queries promise.
+    kind: a sequence's kind, "append", ABSORBED (paged, with queries in two tensors) or STEP (paged-ragged, by a
+    `StepPlan`). most: the `max_q` of ragged queries.
     """
 
     layer: Layer
@@ -63,7 +63,7 @@ class Example(NamedTuple):
 
 
 class Needed(NamedTuple):
-    """A kernel: launch number `position` of an example, and its file in the cache."""
+    """A kernel to compile: launch number `position` of an example, and its file in the cache."""
 
     example: Example
     position: int
@@ -84,16 +84,15 @@ def warm(
     """Compile the kernels of all calls of a model's layers up to the largest step, and keep them in the cache.
 
     model: a transformers config (a folder with config.json, such a file, or its dictionary), or the layers. calls:
-    "engine" for those of our plug-ins for engines alone, slots, ragged prompts and steps over pages. cache: what pages
-    of 8 bits hold, for layers that do not say; without it pages have the layers' dtype. arch: a name of `plan --arch`
-    or sm103 (B300); that of the current device if None, needed without one. processes: at most as many at a time;
-    as many as there are cores if None, or a few more where as many kernels take long, so that none of these waits for
-    another. progress: called with the part done, 0 .. 1. Covers `attention`, `attention_varlen`, `attention_paged` with
-    and without ragged queries, plans of them, `append_paged` and `append_slots` without rotation; tensors as engines
-    have them, in rows of 16 bytes.
+    "engine" for only those of our engine plug-ins: slots, ragged prompts and steps over pages. cache: the format of
+    8-bit pages, for layers without their own; without it pages have the layers' dtype. arch: a name of `plan --arch`
+    or sm103 (B300); None: that of the current device, which there must be. processes: most parallel compilers; None:
+    one per core, or up to a quarter more so that no slow kernel waits for another. progress: called with the part done,
+    0 .. 1. Covers `attention`, `attention_varlen`, `attention_paged` with and without ragged queries, plans of them,
+    `append_paged` and `append_slots` without rotation; tensors are laid out as engines do, in rows of 16 bytes.
 
-    Raises AttentionError for unknown calls or architectures, for layers that the kernels do not take, and where the
-    cache cannot keep kernels.
+    Raises AttentionError for unknown calls or architectures, for layers that the kernels do not take, and if the cache
+    cannot keep kernels.
     """
     if not isinstance(calls, str) or calls not in CALLS:
         raise AttentionError(f"calls is {kind_of(calls)}; it must be one of {', '.join(CALLS)}")
@@ -110,7 +109,7 @@ def warm(
     kernel_cache.require_triton()
     largest, layers = largest or LargestStep(), _layers(model)
     layers = layers if cache is None else with_cache(layers, cache)
-    context = compilers.start(__name__, arch)  # imports while this process plans
+    context = compilers.start(__name__, arch)  # the server imports while this process plans
     progress(0.0)
     kernels = list(kernels_of(layers, largest, arch, calls))
     missing = sorted((kernel for kernel in kernels if kernel_cache.load(kernel.file) is None), key=rank)
@@ -125,7 +124,7 @@ def warm(
 
 
 def _layers(model: str | PathLike[str] | Mapping[str, Any] | Sequence[Layer]) -> Sequence[Layer]:
-    """The layers of what `warm` takes."""
+    """Return the layers that the argument `model` of `warm` means."""
     if isinstance(model, (str, PathLike)):
         return layers_of(read_config(model))
     if isinstance(model, Mapping):
@@ -137,21 +136,21 @@ def _layers(model: str | PathLike[str] | Mapping[str, Any] | Sequence[Layer]) ->
 
 
 def rank(kernel: Needed) -> int:
-    """0 for those that compile longest, and so on, so that no core is left with a long one at the end."""
+    """Order kernels by compile time, 0 for the slowest: starting these first leaves no core with one at the end."""
     return next((rank for rank, part in enumerate(("prefill", "decode", "mla")) if part in kernel.name), 3)
 
 
 def processes_for(kernels: Sequence[Needed], cores: int) -> int:
-    """How many compile at a time: a core for each, but up to a quarter more if so many kernels take longest."""
+    """Return the number of compiling processes: one per core, up to a quarter more if more kernels are slow."""
     return min(max(cores, sum(rank(kernel) == 0 for kernel in kernels)), cores * 5 // 4)
 
 
 def _begin(environment: dict[str, str]) -> None:
-    """A process of the pool begins, forked from a server that may be older than this environment."""
+    """Initialise a process of the pool: the server it was forked from may have an older environment."""
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
-    gc.freeze()  # what was imported stays, and the collector need not look at it
+    gc.freeze()  # imported objects stay, so the collector need not visit them
 
 
 def _compile(kernel: Needed, page_size: int, arch: str) -> None:
@@ -167,7 +166,7 @@ def _key(launch: Launch, target: str) -> tuple[Hashable, ...]:
 
 
 def kernels_of(layers: Iterable[Layer], largest: LargestStep, target: str, calls: str = "all") -> Iterator[Needed]:
-    """Every kernel that the layers need on a chip of `TARGETS`, once; `calls` as in `warm`."""
+    """Yield every kernel that the layers need on a chip of `TARGETS`, once; `calls` as in `warm`."""
     arch = RUNS.get(target, target)
     found: set[str] = set()
     for layer in dict.fromkeys(layers):
@@ -181,13 +180,13 @@ def kernels_of(layers: Iterable[Layer], largest: LargestStep, target: str, calls
 
 
 def kinds_of_engines(layer: Layer) -> Sequence[str]:
-    """What plug-ins for engines call: prompts, and steps over pages; of latents with equally many queries, in one
-    tensor where ranks share the context."""
+    """Return the kinds that engine plug-ins call: prompts and steps over pages. Steps over latents have equally many
+    queries, in one tensor if ranks share the context, else in two."""
     return ("ragged", *(("paged", ABSORBED) if layer.latent else (STEP,)))
 
 
 def examples_of(layer: Layer, largest: LargestStep, kinds: Sequence[str]) -> Iterator[Example]:
-    """Calls of every size that may choose another kernel: powers of two up to the largest, and the largest."""
+    """Yield calls of all sizes that may choose another kernel: powers of two up to the largest, and the largest."""
     yield Example(layer, "append", 1, 1)
     tables = powers(-(-largest.length // largest.page_size))
     steps = [kind for kind in ("paged-ragged", STEP) if kind in kinds]
@@ -207,7 +206,7 @@ def examples_of(layer: Layer, largest: LargestStep, kinds: Sequence[str]) -> Ite
 
 
 def launches_of(example: Example, page_size: int, arch: str) -> tuple[Launch, ...]:
-    """The launches of an example on a chip that need not be there."""
+    """Return the launches of an example for a chip, which this machine need not have."""
     if example.kind == "append":
         return append_kernels(example.layer, page_size, arch)
     call = call_of(example, page_size)
@@ -219,7 +218,7 @@ def launches_of(example: Example, page_size: int, arch: str) -> tuple[Launch, ..
 
 
 def call_of(example: Example, page_size: int) -> Call:
-    """The call on tensors of the CPU, whose values do not matter."""
+    """Make the call on CPU tensors, whose values do not matter."""
     layer, kind, requests, tokens, pages, most = example
     q = torch.empty(requests, tokens // requests, layer.heads_q, layer.dim_qk, dtype=layer.dtype)
     offsets = torch.arange(requests + 1, dtype=torch.int32) * (tokens // requests)
@@ -242,8 +241,8 @@ def call_of(example: Example, page_size: int) -> Call:
 
 
 def cache_of(layer: Layer, page_size: int, requests: int, pages: int) -> PagedKV:
-    """A cache of one page, with a table of `pages` entries a request. No rule reads its values, and filling it would
-    leave torch's threads spinning on all cores."""
+    """Make a cache of one page, with a table of `pages` columns. It is not filled: no rule reads its values, and
+    filling it would leave torch's threads spinning on all cores."""
     rows, held = (1, page_size, layer.heads_kv), layer.cache
     table = torch.empty(requests, pages, dtype=torch.int32)
     lengths = torch.full((requests,), pages * page_size, dtype=torch.int32)
@@ -261,7 +260,7 @@ def cache_of(layer: Layer, page_size: int, requests: int, pages: int) -> PagedKV
 
 
 def _scale_of(pages: Tensor, per: str | int | None) -> Tensor | None:
-    """A scale of 8-bit pages."""
+    """Make a scale of 8-bit pages."""
     if per is None:
         return None
     if isinstance(per, int):
@@ -273,7 +272,7 @@ def _scale_of(pages: Tensor, per: str | int | None) -> Tensor | None:
 
 
 def append_kernels(layer: Layer, page_size: int, arch: str) -> tuple[Launch, ...]:
-    """The kernels that write the cache, by table and by slots; those of latents by slots alone."""
+    """Return the launches that write the cache, by table and by slots; latents by slots only."""
     kv = cache_of(layer, page_size, 1, 1)
     latents = NewRows(_new_rows(kv.k_pages, layer), None, None, False, (kv.k_scale, None))
     if isinstance(kv, LatentPages) and kv.rope.dtype == kv.k_pages.dtype:
@@ -296,7 +295,7 @@ def append_kernels(layer: Layer, page_size: int, arch: str) -> tuple[Launch, ...
 
 
 def _new_rows(pages: Tensor, layer: Layer) -> Tensor:
-    """One new token of one sequence for such pages, in the layer's dtype."""
+    """Make one new token of one sequence for these pages, in the layer's dtype."""
     return torch.empty(1, 1, *pages.shape[2:], dtype=layer.dtype)
 
 

@@ -1,13 +1,13 @@
-"""Runs compiled Gluon and Triton kernels on a CPU, with real asynchrony, and reports what they do wrong.
+"""Runs compiled Gluon and Triton kernels on a CPU, with real asynchrony, and reports their errors.
 
     kernel = compile_for("sm90", my_kernel, signature={...}, constexprs={...})
     report = simulate(kernel, grid=(4,), args={"x": x, ...}, schedule="lazy")
     print(report)
 
-The TTGIR that Triton compiled is executed with NumPy. The unit is the role (a partition of `warp_specialize`, or the
-whole program): its warps go in step, so barriers between them mean nothing here, nor do bank conflicts or swizzles.
-Asynchronous copies and matrix products run when the schedule says, and vector clocks tell whether anything orders what
-touches the same bytes. It is for any kernel: nothing here knows the kernels of this project.
+NumPy executes the TTGIR that Triton compiled. The unit is the role (a partition of `warp_specialize`, or the whole
+program): its warps run in lockstep, so barriers between them have no effect here, nor have bank conflicts or swizzles.
+Asynchronous copies and matrix products run when the schedule says, and vector clocks tell whether accesses of the same
+bytes are ordered. It runs any kernel: nothing here depends on the kernels of this project.
 """
 
 from .arguments import PointerTable

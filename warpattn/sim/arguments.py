@@ -29,10 +29,10 @@ _ELEMENTS = {
 
 @dataclass(frozen=True)
 class PointerTable:
-    """A table of addresses, which a kernel loads and takes for pointers: an argument of type *i64 or *u64.
+    """A table of addresses that a kernel loads and uses as pointers: an argument of type *i64 or *u64.
 
-    tensors: what the addresses point into; a kernel reaches no other memory through them. table: the addresses as an
-    int64 array or tensor, if they are not just those of the tensors' first elements in order.
+    tensors: the only memory that a kernel may reach through the table. table: the addresses as an int64 array or
+    tensor; by default those of the tensors' first elements, in order.
     """
 
     tensors: Sequence[Any]
@@ -47,7 +47,7 @@ class PointerTable:
 
 @dataclass(frozen=True)
 class Memory:
-    """Where a tensor lies: address of element 0, first byte, one past the last, element, shape and strides."""
+    """A tensor's memory: address of element 0, first byte, one past the last, element, shape and strides."""
 
     address: int
     low: int
@@ -59,7 +59,7 @@ class Memory:
 
 
 def memory_of(tensor: Any, name: str) -> Memory:
-    """The memory behind a NumPy array or a torch CPU tensor."""
+    """Return the memory of a NumPy array or a torch CPU tensor."""
     if isinstance(tensor, np.ndarray):
         address, itemsize = tensor.__array_interface__["data"][0], tensor.itemsize
         strides, dtype = tuple(s // itemsize for s in tensor.strides), str(tensor.dtype)
@@ -82,7 +82,7 @@ def memory_of(tensor: Any, name: str) -> Memory:
 
 
 def bind(module: Module, memory: GlobalMemory, args: Mapping[str, Any]) -> list[Any]:
-    """Values for the parameters of the kernel, in order."""
+    """Return values for the parameters of the kernel, in order."""
     block = module.functions[module.entry]
     names = [module.parameter_names.get(name, name.lstrip("%")) for name in block.arguments]
     flat = _flattened(args, names, block)
@@ -128,7 +128,7 @@ def _check_divisors(divisors: Mapping[str, int], flat: Mapping[str, Any], tensor
 
 
 def without_folded(args: Mapping[str, Any], folded: Mapping[str, int]) -> Mapping[str, Any]:
-    """The arguments without those that the kernel was compiled for as constants."""
+    """Return the arguments without those that are constants in the compiled kernel."""
     for name, constant in folded.items():
         if name in args and args[name] != constant:
             raise SimulationError(f"{name} is {args[name]}, and the kernel was compiled for {constant}")
@@ -158,8 +158,8 @@ def mark_preceding_writes(memory: GlobalMemory, tensors: Sequence[Any]) -> None:
 
 
 def _flattened(args: Mapping[str, Any], names: Sequence[str], block: Block) -> dict[str, Any]:
-    """Arguments by parameter: tuples become `name.0`, `name.1`, … or `name.field`; descriptors bring their shapes and
-    strides along."""
+    """Return arguments by parameter: tuples become `name.0`, `name.1`, … or `name.field`; descriptors add their shapes
+    and strides."""
     flat: dict[str, Any] = {}
     for name, value in args.items():
         _flatten(name, value, names, flat)
@@ -173,7 +173,7 @@ def _flattened(args: Mapping[str, Any], names: Sequence[str], block: Block) -> d
                 raise SimulationError(f"{name} has shape {found.shape}; its descriptor has {rank} dimensions")
             flat.update(_sizes_of(name, found))
         elif kind is not None and kind.elem == "ptr" and isinstance(value, TensorDescriptor):
-            # For AMD Triton takes a descriptor of the host apart; its fields are arguments of their own.
+            # For AMD, Triton splits a descriptor of the host into separate arguments.
             flat.update(_sizes_of(name, _viewed(value, memory_of(value.tensor, name))))
             flat |= {name: value.tensor, f"{name}.padding": value.padding == "nan",
                      f"{name}.roundF32ToTF32": value.tf32}  # fmt: skip
@@ -188,7 +188,7 @@ def _flattened(args: Mapping[str, Any], names: Sequence[str], block: Block) -> d
 
 
 def _sizes_of(name: str, found: Memory) -> dict[str, int]:
-    """The arguments that a descriptor brings along."""
+    """Return the arguments that a descriptor adds."""
     shape = {f"{name}.shape.{i}": n for i, n in enumerate(found.shape)}
     return shape | {f"{name}.stride.{i}": s for i, s in enumerate(found.strides)}
 
@@ -203,12 +203,12 @@ def _flatten(name: str, value: Any, names: Sequence[str], flat: dict[str, Any]) 
 
 
 def _roots(names: Sequence[str]) -> list[str]:
-    """Parameters as the author knows them."""
+    """Return the parameters' names in Python."""
     return list(dict.fromkeys(name.split(".")[0] for name in names))
 
 
 def _place(memory: GlobalMemory, tensors: Mapping[str, Memory]) -> dict[str, int]:
-    """A buffer for every range of memory that tensors cover; the address of each tensor's first element."""
+    """Make a buffer for every range of memory that tensors cover; return each tensor's address in it."""
     groups: list[tuple[int, int, list[str]]] = []
     for name in sorted(tensors, key=lambda n: tensors[n].low):
         low, high = tensors[name].low, tensors[name].high
@@ -248,7 +248,7 @@ def _describe(memory: GlobalMemory, name: str, found: Memory, address: int, kind
 
 
 def _with_options(made: Descriptor, name: str, value: Any) -> Descriptor:
-    """A descriptor with what the caller says beside its tensor."""
+    """Apply the caller's options to a descriptor."""
     given = value if isinstance(value, TensorDescriptor) else TensorDescriptor(value)
     if made.kind.of_pixels != (given.pixels is not None):
         raise SimulationError(f"{name} is {'' if given.pixels else 'not '}in im2col mode, unlike what the kernel takes")

@@ -1,4 +1,4 @@
-"""One thread for NumPy's matrix products: tiles are small, a pool of threads costs a hundred times what it brings."""
+"""Runs NumPy's matrix products on one thread: for small tiles a pool of threads costs a hundred times what it saves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 @cache
 def _pool() -> tuple[Any, Any] | None:
-    """(get, set) of the number of threads of the OpenBLAS that NumPy's wheels bring along; None with another BLAS."""
+    """Return (get, set) of the thread count of OpenBLAS in NumPy's wheels; None with another BLAS."""
     for path in (Path(np.__file__).parent.parent / "numpy.libs").glob("libscipy_openblas*"):
         library = ctypes.CDLL(str(path))
         for suffix in ("64_", ""):
@@ -27,7 +27,7 @@ def _pool() -> tuple[Any, Any] | None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Matrix products inside run on the calling thread."""
+    """Run matrix products inside on the calling thread."""
     pool = _pool()
     if pool is None:
         yield

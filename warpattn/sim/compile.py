@@ -21,7 +21,7 @@ ARCHS = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """A kernel that was compiled as far as TTGIR, which is what the simulator runs."""
+    """A kernel compiled to TTGIR, which the simulator runs."""
 
     name: str
     asm: Mapping[str, str]
@@ -41,12 +41,12 @@ def compile_for(
     """Compile `kernel` (a @gluon.jit or @triton.jit function) for sm90, sm100, sm103, gfx942 or gfx950; needs no GPU.
 
     signature: for every parameter a value, or a type as Triton spells it ("*fp32", "i32", "tensordesc<…>",
-    "constexpr"). A value (a torch tensor or NumPy array, an integer, a float) is specialised as a launch does it: what
-    16 divides, and the integer 1. A type says it as Triton's compile tool does: "i32:16" is divisible by 16, "i32:1"
-    is 1; without, an integer is any integer, and a pointer is divisible by 16 as those of fresh tensors are ("*fp32:4":
-    not so). constexprs: the values of those that are constexpr. num_stages: of Triton's pipelines; its default if None.
-    num_ctas: of a cluster (not on AMD). With `machine_code` this is triton.compile (seconds, cached on disk) and
-    returns its kernel; without, compilation stops at TTGIR (tenths of a second).
+    "constexpr"). A value (a torch tensor or NumPy array, an integer, a float) is specialised as by a launch: for
+    divisibility by 16, and the integer 1. A type is specialised as in Triton's compile tool: "i32:16" is divisible by
+    16, "i32:1" is 1; by default an integer is any integer, and a pointer is divisible by 16 like those of fresh tensors
+    ("*fp32:4" is not). constexprs: values of the constexpr parameters. num_stages: of Triton's pipelines; None: its
+    default. num_ctas: of a cluster (not on AMD). With `machine_code` this is triton.compile (seconds, cached on disk)
+    and returns its kernel; without, compilation stops at TTGIR (tenths of a second).
 
     Raises SimulationError for an unknown architecture and a signature that does not fit the kernel.
     """
@@ -82,7 +82,7 @@ def compile_for(
 
 
 def block_bytes(arch: str) -> int:
-    """Bytes of shared memory that a block may have."""
+    """Return the bytes of shared memory that a block may have."""
     backend, chip, _ = ARCHS[arch]
     return BLOCK_BYTES[f"{backend}:{chip}"]
 
@@ -94,7 +94,7 @@ def check_arch(arch: Any) -> None:
 
 
 def to_ttgir(source: Any, target: Any, options: dict[str, Any]) -> Compiled:
-    """The stages of triton.compile up to TTGIR, with its parameters."""
+    """Run the stages of triton.compile up to TTGIR, with its parameters."""
     from triton._C.libtriton import ir
     from triton.compiler import make_backend
 

@@ -1,4 +1,4 @@
-"""The one error of the simulator: what cannot be run, and its source line."""
+"""The error of the simulator, for code and arguments that it cannot run."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ class SimulationError(Exception):
 
 
 class StopRun(Exception):
-    """Ends the run after a finding that leaves nothing to go on with."""
+    """Ends the run after a finding after which it cannot continue."""

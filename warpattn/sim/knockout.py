@@ -1,7 +1,7 @@
-"""knock_out(), loosen_waits(), miscount(): change synchronising operations of a kernel, one at a time; is it missed?
+"""knock_out(), loosen_waits(), miscount(): change synchronising operations one at a time; does the simulator notice?
 
-An operation whose change causes no finding is redundant, and its author can say why, or invisible to the simulator or
-the run. A list of them with reasons, kept in a test, proves that the others are needed.
+An operation whose change causes no finding is redundant, and its author can say why, or the simulator or the run cannot
+see it. A test that lists those with reasons proves that the others are needed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _SYNCHRONISING = {
 
 
 _GROUPS = re.compile(r"\b(num|pendings) = (\d+)")  # of a wait: how many groups may still be under way
-ANY = 1 << 30  # more groups than a role has under way: the wait waits for nothing
-_NUMBER = re.compile(r"(, )(\d+)")  # arrivals or bytes, behind the barrier
+ANY = 1 << 30  # more groups than a role has under way: such a wait has no effect
+_NUMBER = re.compile(r"(, )(\d+)")  # arrivals or bytes, after the barrier
 
 
 @dataclass(frozen=True)
 class KnockOut:
-    """One changed operation and what was found with that change."""
+    """One changed operation and the findings with that change."""
 
     op: str
     region: str  # default, partition0, … or empty outside warp_specialize
@@ -55,7 +55,7 @@ class KnockOut:
 
 
 class Change(NamedTuple):
-    """A change of an operation, and what applies it to the op in its block and returns what undoes it."""
+    """A change of an operation: a function that applies it to the op in its block and returns one that undoes it."""
 
     spelled: str
     apply: Callable[[Block, Op], Callable[[], None]]
@@ -64,12 +64,12 @@ class Change(NamedTuple):
 def knock_out(
     kernel: Any, run: Callable[[Module], Report], only: Callable[[Op], bool] = lambda op: True
 ) -> list[KnockOut]:
-    """Run the kernel once without each of its waits, arrivals, expectations, fences and commits.
+    """Run the kernel without each of its waits, arrivals, expectations, fences and commits in turn.
 
-    run: simulates the module it is given, on fresh arguments, with as many schedules as it likes, and returns the
-    report; a step limit ends what would not end, `first_finding` what has shown the change. only: which operations to
-    change. The results are in the order of the code. Raises ValueError if there are findings with nothing taken out,
-    since every operation would then seem to be needed.
+    run: simulates a given module on fresh arguments, under any schedules, and returns the report; give it a step limit
+    for runs that would not end, and `first_finding` to stop at the first finding. only: which operations to change.
+    Results are in the order of the code. Raises ValueError if the unchanged kernel has findings, since every operation
+    would then seem to be needed.
     """
     deleted = Change("", _delete)
     return list(_changed(kernel, run, lambda op: [deleted] if op.name != "ttng.init_barrier" and only(op) else []))
@@ -79,8 +79,8 @@ def loosen_waits(
     kernel: Any, run: Callable[[Module], Report], groups: Sequence[int] = (1, 2, ANY),
     only: Callable[[Op], bool] = lambda op: True,
 ) -> list[KnockOut]:  # fmt: skip
-    """Run the kernel once with each wait that counts groups of asynchronous work leaving so many more under way, or any
-    number of them.
+    """Run the kernel with each wait that counts groups of asynchronous work in turn leaving so many more under way, or
+    any number of them.
 
     These are waits for cp.async and copies to LDS, TMA stores and wgmma. run, only, results and errors as for
     `knock_out`.
@@ -97,8 +97,8 @@ def loosen_waits(
 def miscount(
     kernel: Any, run: Callable[[Module], Report], only: Callable[[Op], bool] = lambda op: True
 ) -> list[KnockOut]:
-    """Run the kernel once with each barrier counting one arrival more, each arrival as two, 16 bytes more and fewer
-    expected, and each wait for the other parity. run, only, results and errors as for `knock_out`."""
+    """Run the kernel with one change in turn: a barrier counts one more arrival, an arrival counts twice, 16 bytes more
+    or fewer are expected, a wait has the other parity. run, only, results and errors as for `knock_out`."""
     changes = {
         "ttng.init_barrier": [Change("for one arrival more", _respelled(_NUMBER, 1))],
         "ttng.arrive_barrier": [Change("once more", _respelled(_NUMBER, 1))],
@@ -114,7 +114,7 @@ def miscount(
 def _changed(
     kernel: Any, run: Callable[[Module], Report], changes: Callable[[Op], Iterable[Change]]
 ) -> Iterator[KnockOut]:
-    """What a run finds with each change of each synchronising operation."""
+    """Yield the findings with each change of each synchronising operation."""
     module = link(parse_module(ttgir_of(kernel)))
     module.folded = getattr(kernel, "folded", {})
     before = run(module)
@@ -133,7 +133,7 @@ def _changed(
 
 
 def _walk(block: Block, region: str) -> Iterator[tuple[str, Block, Op]]:
-    """(partition, block, op) of every synchronising operation."""
+    """Yield (partition, block, op) of every synchronising operation."""
     for op in block.ops:
         if op.name in _SYNCHRONISING or (op.name == "ttg.inline_asm" and not op.outs):
             yield region, block, op
@@ -142,7 +142,7 @@ def _walk(block: Block, region: str) -> Iterator[tuple[str, Block, Op]]:
 
 
 def _delete(block: Block, op: Op) -> Callable[[], None]:
-    """Take an op out; returns what puts it back. A wait that hands values on still does that."""
+    """Remove an op; return a function that restores it. A wait that passes values on still does."""
     if op.outs:
         kept = op.kind, op.run
         op.kind, op.run = PLAIN, _handing_on(len(op.outs))
@@ -173,7 +173,7 @@ def _respelled(number: re.Pattern[str], more: int) -> Callable[[Block, Op], Call
 
 
 def _other_parity(block: Block, op: Op) -> Callable[[], None]:
-    """Let a wait look for the phases between those that it means."""
+    """Let a wait use the other parity."""
     run = op.run
     assert run is not None
     op.run = lambda task, view, parity, *rest: run(task, view, parity ^ 1, *rest)
@@ -189,7 +189,7 @@ def _handing_on(results: int) -> Callable[..., Any]:
 
 
 def _spelled(op: Op) -> str:
-    """The name of an op; of inline assembly its last instruction."""
+    """Return the name of an op; for inline assembly its last instruction."""
     if op.name != "ttg.inline_asm":
         return op.name
     words = op.strings[0].replace("@e", "").split(";")

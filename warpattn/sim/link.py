@@ -1,7 +1,7 @@
 """Makes a parsed module ready to run: every SSA name gets a slot, every op its function.
 
 Functions and partitions have a frame of slots each; names are looked up from the inside out. Bodies of reductions are
-written on scalars and run on whole arrays, so their types are lifted.
+written for scalars but run on whole arrays, so their types are lifted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def link(module: Module) -> Module:
 
 
 def _label(allocations: list[Op]) -> None:
-    """Name each after the Python variable it is assigned to; with Triton's number where that is not enough."""
+    """Name allocations after the Python variable they are assigned to, with Triton's number if that is ambiguous."""
     variables = [_variable(op) for op in allocations]
     for op, variable in zip(allocations, variables, strict=True):
         number = re.search(r"_\d+$", op.results[0])

@@ -1,4 +1,4 @@
-"""Reports as JSON, and as one HTML page: findings with their source lines, barriers, and what roles did last."""
+"""Writes reports as JSON or one HTML page: findings with source lines, barriers, and roles' last operations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .memory.findings import Finding, Place
 
 
 class Reported(Protocol):
-    """What a page needs of a report: see `report.Report`."""
+    """The part of `report.Report` that a page needs."""
 
     kernel: str
     grid: tuple[int, ...]
@@ -34,7 +34,7 @@ class Reported(Protocol):
         ...
 
 
-_AROUND = 2  # lines before and after the one that a finding names
+_AROUND = 2  # lines to show before and after a finding's
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8882; --found: #c62828; --right: #2e7d32; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
@@ -58,7 +58,7 @@ def save(reports: Sequence[Reported], path: str | PathLike[str]) -> None:
 
 
 def as_dict(report: Reported) -> dict[str, Any]:
-    """A report in the values of JSON."""
+    """Convert a report to JSON values."""
     return {
         "kernel": report.kernel,
         "grid": list(report.grid),
@@ -86,7 +86,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def _lines(frames: Iterable[Frame]) -> list[dict[str, Any]]:
-    """Places in source files, the innermost first, with their text."""
+    """List source lines, the innermost first, with their text."""
     return [{"file": f.file, "line": f.line, "text": linecache.getline(f.file, f.line).strip()} for f in frames]
 
 
@@ -105,7 +105,7 @@ def _program(program: ProgramState) -> dict[str, Any]:
 
 
 def page(reports: Sequence[Reported]) -> str:
-    """One HTML page without any other file."""
+    """Make one self-contained HTML page."""
     body = "".join(piece for report in reports for piece in _launch(report)) or "<p>No kernel was launched.</p>"
     title = "Simulated launches"
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
@@ -137,7 +137,7 @@ def _found(finding: Finding) -> Iterator[str]:
 
 
 def _source(place: Place) -> Iterator[str]:
-    """The lines of a place with their neighbours; of its callers one line each."""
+    """Show the lines of a place with their neighbours, and one line for each caller."""
     for number, frame in enumerate(place.frames[:4]):
         around = _AROUND if number == 0 else 0
         lines = [(n, linecache.getline(frame.file, n)) for n in range(frame.line - around, frame.line + around + 1)]
@@ -152,7 +152,7 @@ def _numbered(number: int, line: str, marked: bool) -> str:
 
 
 def _left(program: ProgramState) -> Iterator[str]:
-    """Where the run has left a program."""
+    """Show the state in which the run has left a program."""
     cta = f", CTA {program.cta}" if program.cta else ""
     yield f"<h3>Program {program.index}{cta} at the end</h3>"
     if program.barriers:

@@ -19,10 +19,10 @@ from .timing.timeline import Window, chrome_trace, timeline_svg
 class Report:
     """Findings of a run, and how to repeat it; its `timing` if simulated with timing=True.
 
-    notes: what is no fault of the author with the Triton in use, such as a fence that Triton inserts. runs: of a sweep
-    the report of each run; findings and notes are then those of all runs, each once, and say which run repeats them,
-    schedule, seed and timing are those of the first run, and steps and seconds are sums. programs: where the run has
-    left the first program and those beside which something was found; of a sweep, its first run with a finding.
+    notes: remarks, no faults with the Triton in use, such as about a fence that Triton inserts. runs: in a sweep the
+    report of each run; findings and notes are then those of all runs, each once, and say which run repeats them,
+    schedule, seed and timing are those of the first run, and steps and seconds are sums. programs: the final states of
+    the first program and of those with findings; in a sweep, of its first run with a finding.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Report:
         Path(path).write_text(json.dumps(chrome_trace(self._times())))
 
     def save_report(self, path: str | PathLike[str]) -> None:
-        """Write findings, source lines, barriers and what each role did last: as .json or as one .html page."""
+        """Write findings, source lines, barriers and each role's last operations as .json or as one .html page."""
         save([self], path)
 
     def _times(self) -> Timing:

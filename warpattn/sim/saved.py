@@ -1,4 +1,4 @@
-"""The memory of a launch's arguments, kept to run the launch again from the same bytes."""
+"""Saves the memory of a launch's arguments, to run the launch again from the same bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SavedMemory:
 
 
 def _memories(value: Any) -> Iterator[np.ndarray]:
-    """The memory behind an argument, whole, as bytes; of a tuple that behind each of its parts."""
+    """Yield the whole memory behind an argument as bytes, for a tuple that of each part."""
     if isinstance(value, TensorDescriptor):
         yield from _memories(value.tensor)
     elif isinstance(value, PointerTable):

@@ -1,4 +1,4 @@
-"""simulate(): run a compiled kernel on the CPU and report what it did wrong."""
+"""simulate(): runs a compiled kernel on the CPU and reports its errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DependentGrid:
 
 
 class Limits(TypedDict, total=False):
-    """Options of `simulate` that leave what is run as it is."""
+    """Options of `simulate` that do not change the kernel or its arguments."""
 
     in_flight: int
     step_limit: int
@@ -99,7 +99,7 @@ def simulate(
 def _prepared(
     kernel: Any, grid: Sequence[int] | DependentGrid, args: Mapping[str, Any], limits: Limits
 ) -> Callable[[Order, bool], Report]:
-    """What runs a launch once, under an order; whether it is the first run of several, which alone is timed."""
+    """Return a function that runs a launch once under an order; only the first run of several is timed."""
     checked = {"in_flight": 16, "step_limit": 5_000_000, **dict.fromkeys(_FLAGS, False), **limits}
     unknown = sorted(checked.keys() - Limits.__annotations__.keys())
     if unknown:
@@ -141,7 +141,7 @@ def _prepared(
 
 
 def _sizes(grid: Any) -> tuple[int, int, int]:
-    """The three sizes of a grid."""
+    """Return the three sizes of a grid."""
     listed = isinstance(grid, Sequence) and not isinstance(grid, (str, bytes))
     if not listed or not 1 <= len(grid) <= 3 or not all(is_integer(n) and int(n) > 0 for n in grid):
         raise SimulationError(f"grid is {grid!r}; it needs one to three positive integers, such as (4, 1)")
@@ -152,7 +152,7 @@ def _sizes(grid: Any) -> tuple[int, int, int]:
 
 
 def ttgir_of(kernel: Any) -> str:
-    """The TTGIR of a compiled kernel, or the text itself."""
+    """Return the TTGIR of a compiled kernel, or the text itself."""
     if isinstance(kernel, str):
         return kernel
     asm = getattr(kernel, "asm", None)
@@ -163,7 +163,7 @@ def ttgir_of(kernel: Any) -> str:
 
 @lru_cache(64)
 def linked(text: str) -> Module:
-    """The module of a text, ready to run."""
+    """Parse and link a text, ready to run."""
     module = parse_module(text)
     if module.target not in BLOCK_BYTES:
         raise SimulationError(

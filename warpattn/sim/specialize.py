@@ -1,4 +1,4 @@
-"""What a kernel is compiled for: types, constants and divisibility of its parameters, as a launch would find them."""
+"""Specialises a kernel's parameters (types, constants, divisibility) as a launch would."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DIVISOR = 16  # the only divisibility that Triton compiles for
 
 @dataclass
 class Parameters:
-    """Types by name, constants and attributes by place, and the integers that became constants because they are 1."""
+    """Types by name, constants and attributes by position, and integers that became constants because they are 1."""
 
     types: dict[str, str] = field(default_factory=dict)
     constants: dict[tuple[int, ...], Any] = field(default_factory=dict)
@@ -26,7 +26,7 @@ class Parameters:
 def specialised(
     params: Sequence[Any], given: Mapping[str, Any], constexprs: Mapping[str, Any], backend: Any
 ) -> Parameters:
-    """The parameters of a kernel, of which each is given by a value or a type."""
+    """Specialise the parameters of a kernel, each given by a value or a type."""
     names = [param.name for param in params]
     for name in [*given, *constexprs]:
         if name not in names:
@@ -53,7 +53,7 @@ def specialised(
 
 
 def _spelled(text: Any) -> tuple[Any, str]:
-    """(type, what is known of the value in Triton's letters) of a type with or without its divisor."""
+    """Split a type from its divisor: (type, what is known of the value in Triton's letters)."""
     if isinstance(text, tuple):  # of the parts of a tuple
         return text, ""
     kind, _, divisor = text.partition(":") if not text.startswith("tensordesc") else (text, "", "")
@@ -69,7 +69,7 @@ def _spelled(text: Any) -> tuple[Any, str]:
 
 
 def _known(kind: str) -> bool:
-    """Whether Triton understands a type's name; descriptors it reads when it compiles."""
+    """Whether Triton knows a type's name; it reads descriptors' when it compiles."""
     from triton.language import str_to_ty
 
     try:
@@ -79,7 +79,7 @@ def _known(kind: str) -> bool:
 
 
 def _launched(value: Any, param: Any, backend: Any) -> tuple[str, str]:
-    """The same of a value, by Triton's own rules."""
+    """Return the same for a value, by Triton's own rules."""
     from triton._C.libtriton import native_specialize_impl
 
     if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""Many runs of one launch: under every schedule, under `random` with several seeds, always from the same memory.
+"""Runs one launch many times: under every schedule, under `random` with several seeds, always from the same memory.
 
 A wrong kernel may be right under most orders, so one run proves little. The findings of a sweep are those of all its
 runs, each once, with the first schedule and seed that show it.
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class Order(NamedTuple):
-    """What a run repeats: (schedule, seed)."""
+    """A schedule and a seed, which repeat a run."""
 
     schedule: str
     seed: int
 
 
 def orders_of(schedules: str | Sequence[str], seeds: int | Sequence[int]) -> tuple[Order, ...]:
-    """The orders of runs: "all" schedules, one or several, `random` once for each seed: so many from 0 on, or these."""
+    """Return the orders of runs: "all" schedules, one or several; `random` once per seed (a count or a list)."""
     listed = SCHEDULES if schedules == "all" else (schedules,) if isinstance(schedules, str) else schedules
     if not isinstance(listed, Sequence) or not listed:
         raise SimulationError(f"schedules is {schedules!r}; it must be 'all' or of {', '.join(SCHEDULES)}")
@@ -47,15 +47,15 @@ def orders_of(schedules: str | Sequence[str], seeds: int | Sequence[int]) -> tup
 
 
 def is_integer(value: Any) -> TypeGuard[int]:
-    """Whether a value is an integer, of Python or NumPy; a bool is none."""
+    """Whether a value is an integer of Python or NumPy, not a bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def sweep(orders: Sequence[Order], run: Callable[[Order, bool], Report], memory: Iterable[Any] = ()) -> Report:
-    """The report of a run under each order; `run(order, whether it is the first)` makes one.
+    """Merge the reports of a run under each order; `run(order, whether it is the first)` makes one.
 
-    memory: tensors that each run finds as they were before. The first order runs last, so that its results stay, and it
-    alone prints.
+    memory: tensors that are restored before each run. The first order runs last, so that its results stay, and only it
+    prints.
     """
     saved = SavedMemory(memory) if len(orders) > 1 else None
     reports = []
@@ -68,7 +68,7 @@ def sweep(orders: Sequence[Order], run: Callable[[Order, bool], Report], memory:
 
 
 def merged(reports: Sequence[Report]) -> Report:
-    """One report of several runs: each finding and note once, with the first run that shows it."""
+    """Merge reports of several runs: each finding and note once, with the first run that shows it."""
     first = reports[0]
     return replace(
         first,
@@ -82,7 +82,7 @@ def merged(reports: Sequence[Report]) -> Report:
 
 
 def _distinct(reports: Sequence[Report], listed: Sequence[Sequence[Finding]]) -> list[Finding]:
-    """Each of the findings of several runs once."""
+    """List each finding of several runs once."""
     runs: dict[Any, list[int]] = {}
     found: dict[Any, Finding] = {}
     for number, findings in enumerate(listed):

@@ -1,1 +1,1 @@
-"""Commands that prepare serving: the folder of kernels, and what is measured on a card."""
+"""Commands that prepare serving: `cache` and `warm` for compiled kernels, `tune` for measurements."""

@@ -1,4 +1,4 @@
-"""`cache` and `warm`: the folder of compiled kernels: what it holds, emptying it, filling it before serving."""
+"""`cache` and `warm`: show or empty the folder of compiled kernels, or fill it before serving."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tune`: measure configurations on this machine's card; list and forget what was measured."""
+"""`tune`: measures configurations on this machine's card; lists and forgets tuned choices."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def tune_command(
 
 
 def _unused(given: str, other: object, options: dict[str, tuple[object, object]]) -> None:
-    """AttentionError for an option, (value, default), that what is `given` instead of `other` has no use for."""
+    """Raise AttentionError for options (value, default) that only have an effect with `other`, if that is missing."""
     for name, (value, default) in options.items():
         if not other and value != default:
             raise AttentionError(f"{name} is {value!r} and {given} is given; --{name} is for the other one of the two")
 
 
 def _call(text: str, mask: str, score: str, dtype: str, page_size: int) -> CallShape:
-    """The call that options spell."""
+    """Make the call that options spell."""
     size = spelling.shape(text)
     if dtype not in ("fp16", "bf16"):
         raise AttentionError(f"dtype is {dtype!r}; tune takes fp16 and bf16")
@@ -87,7 +87,7 @@ def _call(text: str, mask: str, score: str, dtype: str, page_size: int) -> CallS
 
 
 def _list(console: Console) -> None:
-    """Print every row, and the file."""
+    """Print every tuned choice, and the file."""
     file = rows.path()
     found = rows.read(file)
     for row in found.values():
@@ -96,7 +96,7 @@ def _list(console: Console) -> None:
 
 
 def _forget(console: Console) -> None:
-    """Remove the file."""
+    """Remove the file of tuned choices."""
     file = rows.path()
     try:
         count = rows.forget(file)

@@ -1,1 +1,1 @@
-"""What the commands do with `--backward` and `--train`."""
+"""The commands' parts for `--backward` and `--train`."""

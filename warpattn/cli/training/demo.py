@@ -1,6 +1,6 @@
-"""`demo --train`: the demo's sentence model fine-tuned twice on real text, with stock attention and with warpattn.
+"""`demo --train`: fine-tunes the demo's sentence model twice on real text, with stock attention and with warpattn.
 
-The text is this package's own documentation: a sentence should be closer to the one after it than to those after the
+The text is this package's own docstrings: a sentence should be closer to the one after it than to those after the
 others of its batch (InfoNCE, arXiv 1807.03748). Weights, order and optimizer are the same, so the losses must be, too.
 """
 
@@ -27,7 +27,7 @@ PACKAGE = Path(__file__).parents[2]
 BATCH, BATCHES = 8, 4  # pairs of a step, and steps until the text begins again, so that the loss falls
 RATE = 5e-5
 TEMPERATURE = 0.05
-# Largest difference allowed between two losses of a step: the rounding of six layers, grown by the steps before it.
+# Largest allowed difference of the losses of a step: the rounding of six layers, grown over the steps before.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 WORDS = (6, 40)  # of a sentence
 ROWS = 9  # of the text plot
@@ -43,14 +43,14 @@ class Run(NamedTuple):
 
 
 class Curves(NamedTuple):
-    """The loss of every step, with each attention."""
+    """The loss of every step, for each attention."""
 
     stock: list[float]
     ours: list[float]
 
     @property
     def difference(self) -> float:
-        """The largest of any step; NaN if there is one."""
+        """The largest difference of any step; NaN if there is one."""
         return float((torch.tensor(self.stock) - torch.tensor(self.ours)).abs().max())
 
 
@@ -83,7 +83,7 @@ def train_both(folder: Path, run: Run) -> None:
 
 
 def sentence_pairs(count: int) -> list[tuple[str, str]]:
-    """`count` sentences of the package's docstrings, each with the one after it."""
+    """Return `count` sentences of the package's docstrings, each with the one after it."""
     pairs = [pair for path in sorted(PACKAGE.rglob("*.py")) for pair in _pairs(path.read_text())]
     return [pairs[(7 * i) % len(pairs)] for i in range(count)]  # neighbours in a batch are of different modules
 
@@ -102,7 +102,7 @@ def _is_sentence(text: str) -> bool:
 
 
 def losses(folder: Path, pairs: list[tuple[str, str]], attention: str, run: Run) -> list[float]:
-    """The loss of every step of a training with one attention."""
+    """Train with one attention; return the loss of every step."""
     from transformers import AutoModel, AutoTokenizer
     from transformers.utils import logging
 
@@ -133,7 +133,7 @@ def losses(folder: Path, pairs: list[tuple[str, str]], attention: str, run: Run)
 
 
 def embedded(model: torch.nn.Module, tokenizer: Any, sentences: list[str]) -> Tensor:
-    """Unit vectors [sentences, 384] in fp32: the mean of the last layer over the real tokens."""
+    """Embed as unit vectors [sentences, 384] in fp32: the mean of the last layer over the real tokens."""
     device = next(model.parameters()).device
     tokens = tokenizer(sentences, padding=True, truncation=True, max_length=128, return_tensors="pt").to(device)
     weight = tokens["attention_mask"][..., None].float()
@@ -142,7 +142,7 @@ def embedded(model: torch.nn.Module, tokenizer: Any, sentences: list[str]) -> Te
 
 
 def table(curves: Curves) -> Table:
-    """At most twelve steps, the first and the last among them."""
+    """Make a table of at most twelve steps, with the first and the last."""
     made = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("step", "sdpa", "warpattn", "difference"):
         made.add_column(name, justify="right")
@@ -154,7 +154,7 @@ def table(curves: Curves) -> Table:
 
 
 def text_plot(curves: Curves) -> str:
-    """Loss over steps: ● both, ○ stock attention alone, × warpattn alone."""
+    """Plot loss over steps as text: ● both, ○ only stock attention, × only warpattn."""
     low, high = min(map(min, curves)), max(map(max, curves))
     span = max(high - low, 1e-12)
 
@@ -172,7 +172,7 @@ def text_plot(curves: Curves) -> str:
 
 
 def svg(curves: Curves) -> str:
-    """Both curves as one picture."""
+    """Draw both curves as one picture."""
     low, high = min(map(min, curves)), max(map(max, curves))
     span, wide = max(high - low, 1e-12), max(len(curves.stock) - 1, 1)
 

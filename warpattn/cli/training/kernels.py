@@ -1,4 +1,4 @@
-"""The kernels of a backward on the command line: launches for `compile`, values for `simulate` and `run`."""
+"""Backward kernels for the command line: launches for `compile`, values for `simulate` and `run`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Taken(NamedTuple):
 
 
 def backward_launches(checked: CheckedCall, x: Operands) -> tuple[Launch, ...]:
-    """The launches of a backward; the memory of the tensors is not used."""
+    """List the launches of a backward; the memory of the tensors is not used."""
     lse = torch.empty(checked.lse_shape)
     dq, dk, dv = (torch.empty_like(tensor) for tensor in (x.q, x.k, x.v))
     made = Gradients(x.q, x.k, x.v, x.out, lse, torch.empty_like(x.out), None, None, dq, dk, dv, None)
@@ -37,7 +37,7 @@ def backward_launches(checked: CheckedCall, x: Operands) -> tuple[Launch, ...]:
 
 
 def simulated(call: Call, dout: Tensor, options: Any) -> tuple[Report, Taken]:
-    """The gradients by simulated kernels, of what the reference makes of the forward."""
+    """Compute gradients by simulated kernels, from the reference's forward."""
     from warpattn.runtime import simulate  # imports NumPy and Triton
 
     q, k, v = call.q, call.k, call.v
@@ -48,14 +48,14 @@ def simulated(call: Call, dout: Tensor, options: Any) -> tuple[Report, Taken]:
 
 
 def differentiated(attend: Any, tensors: tuple[Tensor, Tensor, Tensor], dout: Tensor) -> Taken:
-    """The gradients of a function of q, k and v by autograd."""
+    """Compute the gradients of a function of q, k and v by autograd."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     out = attend(*leaves)
     return Taken(*torch.autograd.grad(out, leaves, dout.to(out.dtype)))
 
 
 def truth(call: Call, dout: Tensor) -> Taken:
-    """The gradients by torch's own functions in fp64, on the CPU; of a call on a card by the reference in fp32."""
+    """Compute gradients on the CPU by torch's own functions in fp64, for a call on a card by the reference in fp32."""
     tensors, options = (call.q, call.k, call.v), {"mask": call.mask, "score": call.score}
     if call.q.is_cuda:
         return differentiated(lambda *x: reference(*x, **options)[0], tensors, dout)

@@ -41,13 +41,13 @@ MODULES: dict[int, dict[str, str | None]] = {
     },
     4: {"flash_attn.cute": "version4", "flash_attn.cute.interface": "version4"},
 }
-_replaced: list[tuple[str, ModuleType | None]] = []  # what stood under each name before, newest last
+_replaced: list[tuple[str, ModuleType | None]] = []  # the earlier module of each name, newest last
 
 
 def install(version: int = 2) -> None:
     """Put the modules of flash-attn `version` (2, 3 or 4) into sys.modules until `uninstall()`.
 
-    Names that a program has imported before keep their meaning there. Versions can be installed side by side.
+    Names that a program has already imported do not change. Versions can be installed side by side.
     Raises AttentionError for another version.
     """
     if version not in MODULES:
@@ -61,7 +61,7 @@ def install(version: int = 2) -> None:
 
 
 def uninstall() -> None:
-    """Undo every `install`: the names mean again what they meant before."""
+    """Undo every `install`: the names refer to their earlier modules again."""
     while _replaced:
         name, before = _replaced.pop()
         if before is None:
@@ -78,7 +78,7 @@ def uninstall() -> None:
 
 @contextmanager
 def installed(version: int = 2) -> Iterator[None]:
-    """`install` for the length of a `with` block; at its end everything is uninstalled."""
+    """`install` for a `with` block; at its end all versions are uninstalled."""
     install(version)
     try:
         yield
@@ -89,7 +89,7 @@ def installed(version: int = 2) -> Iterator[None]:
 def _put(name: str, module: ModuleType) -> None:
     _replaced.append((name, sys.modules.get(name)))
     sys.modules[name] = module
-    for other in list(sys.modules):  # what is imported below the name stays reachable through it
+    for other in list(sys.modules):  # submodules stay reachable through the name
         if other.rpartition(".")[0] == name:
             setattr(module, other.rpartition(".")[2], sys.modules[other])
     parent, _, child = name.rpartition(".")
@@ -98,7 +98,7 @@ def _put(name: str, module: ModuleType) -> None:
 
 
 def _module(name: str, source: str | None, is_package: bool) -> ModuleType:
-    """A module `name` with the public content of our module `source`."""
+    """Make a module `name` with the public names of our module `source`."""
     module = ModuleType(name, f"{name}, served by warpattn")
     module.__spec__ = ModuleSpec(name, None, origin="warpattn", is_package=is_package)
     if is_package:

@@ -1,4 +1,4 @@
-"""`flash_attn.bert_padding`: from padded batches to packed rows and back, with torch alone."""
+"""`flash_attn.bert_padding`: converts padded batches to packed rows and back with torch operations."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -
 def unpad_input(
     hidden_states: Tensor, attention_mask: Tensor, unused_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, int, Tensor]:
-    """hidden_states (batch, seq, ...) at the places that a mask (batch, seq) keeps.
+    """Pack the rows of hidden_states (batch, seq, ...) that a mask (batch, seq) keeps.
 
     Returns rows (total, ...), their indices in the flattened batch, cu_seqlens int32 (batch + 1,), the longest length,
-    and the lengths that attention_mask gives. Places of unused_mask are kept, too, and do not count in those.
+    and the lengths by attention_mask. Rows of unused_mask are kept, too, but do not count in these lengths.
     """
     rules = Rules()
     for name, x in {"attention_mask": attention_mask, "unused_mask": unused_mask}.items():
@@ -49,7 +49,7 @@ def unpad_input(
 
 
 def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -> Tensor:
-    """Rows (total, ...) back in their places of a batch (batch, seqlen, ...), zeros elsewhere."""
+    """Unpack rows (total, ...) into a batch (batch, seqlen, ...), zeros elsewhere."""
     rules = Rules()
     for name, size in (("batch", batch), ("seqlen", seqlen)):
         found = number(size)

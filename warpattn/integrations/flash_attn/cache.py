@@ -3,9 +3,9 @@
     k, v new ─ rotate k ─▶ written into the cache at cache_seqlens[b], cache_seqlens[b] + 1, ...
     q ─ rotate ───────────▶ attention over the keys up to cache_seqlens[b] + new ones, the last query at the last key
 
-A cache without a page table is a paged one with one page per sequence: (batch, capacity, heads, head_dim). So the
-kernels for pages serve both, in place: `attention_paged`, and `append_paged` unless new tokens are ragged or rotated
-from other positions than their own. There is no backward, as in flash-attn.
+A cache without a page table counts as one page per sequence: (batch, capacity, heads, head_dim). So kernels for pages
+serve both kinds in place: `attention_paged`, and `append_paged` unless new tokens are ragged or rotated by positions
+that are not their own. There is no backward, as in flash-attn.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ __all__ = ["cached"]
 
 
 def cached(given: Given, tail: Tail) -> tuple[Tensor, Tensor]:
-    """out and LSE; `given` has the arguments of version 3."""
+    """Append and attend; returns out and LSE. `given` has the arguments of version 3."""
     _check(given)
-    if given.rotary_cos is None:  # then nothing is rotated from anywhere, and programs pass it all the same
+    if given.rotary_cos is None:  # then nothing is rotated, though programs pass it
         given = Given(vars(given) | {"rotary_seqlens": None})
     stored = _stored(given)
     with torch.no_grad():
@@ -53,7 +53,7 @@ def cached(given: Given, tail: Tail) -> tuple[Tensor, Tensor]:
 
 
 def _check(given: Given) -> None:
-    """The arguments that go together."""
+    """Check arguments that must be given together."""
     reasons: list[str] = []
 
     def require(ok: bool, reason: str) -> None:
@@ -93,7 +93,7 @@ def _check(given: Given) -> None:
 
 
 def _lengths(given: Given) -> Tensor | None:
-    """cache_seqlens as int32 [batch]."""
+    """Return cache_seqlens as int32 [batch]."""
     lengths = given.cache_seqlens
     if lengths is None:
         return None
@@ -116,7 +116,7 @@ def _batch(given: Given) -> int:
 
 
 def _table(given: Given) -> Tensor:
-    """The page table; without one, each sequence has the page of its own index. cache_batch_idx chooses its rows."""
+    """Return the page table; without one, sequence b has page b. cache_batch_idx chooses rows of it."""
     rows = given.cache_batch_idx
     if given.page_table is not None:
         if rows is None:
@@ -133,7 +133,7 @@ def _own_pages(given: Given) -> bool:
 
 
 def _stored(given: Given) -> tuple[descaled.Rows, descaled.Rows]:
-    """The caches; 8-bit ones have scales."""
+    """Return the caches, 8-bit ones with scales."""
     k, v, own = given.k_cache, given.v_cache, _own_pages(given)
     factors = descaled.Factors(given.k_descale, given.v_descale, given.qv)
     if not own and factors.k is None and factors.v is None:
@@ -146,7 +146,7 @@ def _stored(given: Given) -> tuple[descaled.Rows, descaled.Rows]:
 
 
 def _append(given: Given, before: Tensor, stored: tuple[descaled.Rows, descaled.Rows]) -> Tensor:
-    """Write the new keys and values into the cache; the lengths with them."""
+    """Write the new keys and values into the cache; return the lengths with them."""
     (_, k_scale), (_, v_scale) = map(split, stored)
     k, v, table = given.k, given.v, _table(given)
     tail: dict[str, Any] = {"cos": given.rotary_cos, "sin": given.rotary_sin, "k_scale": k_scale, "v_scale": v_scale}
@@ -171,7 +171,7 @@ def _append(given: Given, before: Tensor, stored: tuple[descaled.Rows, descaled.
 
 
 def _rotated_queries(given: Given, start: Tensor) -> Tensor:
-    """Queries follow `start` one by one if the mask is causal or a window; else all of them sit there."""
+    """Rotate queries by positions from `start` on if the mask is causal or a window; else all by `start`."""
     q, start = given.q, start.long()
     local = given.causal or given.attention_chunk or any(x is not None for x in two_limits(given.window_size))
     if given.cu_seqlens_q is not None:
@@ -182,7 +182,7 @@ def _rotated_queries(given: Given, start: Tensor) -> Tensor:
 
 
 def _rotated(x: Tensor, position: Tensor, given: Given) -> Tensor:
-    """Tokens x [total, heads, head_dim] after the rotary embedding."""
+    """Apply the rotary embedding to tokens x [total, heads, head_dim]."""
     angles = (given.rotary_cos, given.rotary_sin)
     packed.within("a rotary position", position, min(map(len, angles)), "rows of rotary_cos and rotary_sin")
     size = 2 * given.rotary_cos.shape[-1]

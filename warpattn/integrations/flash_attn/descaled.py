@@ -1,10 +1,10 @@
-"""`q_descale`, `k_descale` and `v_descale` of flash-attn 3: factors of 8-bit tensors, fp32 (batch, heads_kv); that of
-the queries is of the heads that share a key head.
+"""`q_descale`, `k_descale`, `v_descale` of flash-attn 3: factors of 8-bit tensors, fp32 (batch, heads_kv), as scales.
+A factor of queries applies to all query heads that share the key head.
 
-    the same for all sequences   a scale per head (heads,): one sequence, a stride of 0, or equal values on a CPU
-    else                         a scale per token, where a token belongs to one sequence: not in pages of a table
+    equal for all sequences   a scale per head (heads,): one sequence, a stride of 0, or equal values on a CPU
+    else                      a scale per token, if each token belongs to one sequence: not for pages of a table
 
-Nothing is read from a card: there, factors that happen to be equal count as different.
+Nothing is read from a card, so factors that only happen to be equal count as different there.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["Factors", "QueryRows", "Rows", "changed", "forward_only", "of_batch"
 
 Rows = Tensor | Quantized  # queries, keys or values, 8-bit ones with a scale per head or token
 QueryRows = Rows | LatentQuery
-Spread = Callable[[Tensor, Tensor], Tensor]  # of factors (batch, heads) and values (..., heads, dim): (..., heads)
+Spread = Callable[[Tensor, Tensor], Tensor]  # factors (batch, heads), values (..., heads, dim) -> (..., heads)
 NAMES = {"q_descale": "queries", "k_descale": "keys", "v_descale": "values"}
 
 
 class Factors(NamedTuple):
-    """Arguments of a call: k_descale, v_descale, and qv, which goes with neither."""
+    """Arguments of a call: k_descale, v_descale, and qv, which must not be given with either."""
 
     k: Any
     v: Any
@@ -39,8 +39,8 @@ class Factors(NamedTuple):
 
 
 def forward_only(attend: Callable[[Given], Any]) -> Callable[[Given], Any]:
-    """`attend` of arguments that may have 8 bits and require gradients: as in flash-attn the forward is served, and the
-    backward refused."""
+    """Wrap `attend` so that for 8-bit arguments that require gradients, as in flash-attn, the forward runs and the
+    backward raises."""
 
     @functools.wraps(attend)
     def served(given: Given) -> Any:
@@ -67,27 +67,27 @@ class _Untrained(torch.autograd.Function):
 
 
 def of_batch(k: Tensor, v: Tensor, factors: Factors) -> tuple[Rows, Rows]:
-    """k and v (batch, rows, heads, head_dim) with their scales."""
+    """Return k and v (batch, rows, heads, head_dim) with their scales."""
     if _unscaled(factors, (k, v), 4):
         return k, v
     return _descaled(k, v, factors, len(k), _along)
 
 
 def of_rows(k: Tensor, v: Tensor, cu: Tensor, factors: Factors) -> tuple[Rows, Rows]:
-    """k and v (total, heads, head_dim) of sequences that start at `cu`, with their scales."""
+    """Return k and v (total, heads, head_dim) of sequences that start at `cu`, with their scales."""
     if _unscaled(factors, (k, v), 3) or _unscaled(factors, (cu,), 1):
         return k, v
     return _descaled(k, v, factors, len(cu) - 1, _by_offsets(cu))
 
 
 def of_pages(k: Tensor, v: Tensor, batch: int, factors: Factors) -> tuple[Rows, Rows]:
-    """Pages (num_pages, page_size, heads, head_dim) with their scales, which all sequences share."""
+    """Return pages (num_pages, page_size, heads, head_dim) with scales, which all sequences share."""
     return (k, v) if _unscaled(factors, (k, v), 4) else _descaled(k, v, factors, batch, None)
 
 
 def of_queries(q: Tensor, k: Any, cu: Tensor | None, factor: Any, qv: Any = None) -> Rows:
-    """q (batch, rows, heads, head_dim), or (total, heads, head_dim) of sequences that start at `cu`, with the scale
-    that `factor` means for the heads of `k` (…, heads_kv, head_dim)."""
+    """Return q (batch, rows, heads, head_dim), or (total, heads, head_dim) of sequences that start at `cu`, with the
+    scale made of `factor`, which is per head of `k` (…, heads_kv, head_dim)."""
     alone, heads = Factors(factor, None, qv), k.shape[-2] if isinstance(k, Tensor) and k.ndim >= 3 else 0
     if _unscaled(alone, (q,), 4 if cu is None else 3) or not heads or q.shape[-2] % heads:
         return q
@@ -101,12 +101,12 @@ def of_queries(q: Tensor, k: Any, cu: Tensor | None, factor: Any, qv: Any = None
 
 
 def _along(factor: Tensor, x: Tensor) -> Tensor:
-    """Factors of the tokens of a batch (batch, rows, heads, head_dim)."""
+    """Expand factors to the tokens of a batch (batch, rows, heads, head_dim)."""
     return factor[:, None].expand(-1, x.shape[1], -1)
 
 
 def _by_offsets(cu: Tensor) -> Spread:
-    """Factors of the tokens (total, heads, head_dim) of sequences that start at `cu`."""
+    """Return a function that gives each token (total, heads, head_dim) the factor of its sequence by `cu`."""
 
     def spread(factor: Tensor, x: Tensor) -> Tensor:
         row = torch.arange(len(x), device=cu.device, dtype=cu.dtype)
@@ -120,7 +120,7 @@ def changed(x: Rows, change: Callable[[Tensor], Tensor]) -> Rows: ...
 @overload
 def changed(x: QueryRows, change: Callable[[Tensor], Tensor]) -> QueryRows: ...
 def changed(x: QueryRows, change: Callable[[Tensor], Tensor]) -> QueryRows:
-    """`change`, which moves or chooses tokens, of the values and of scales that tokens have, or of both parts."""
+    """Apply `change`, which moves or selects tokens, to values and per-token scales, or to both parts of a query."""
     if isinstance(x, LatentQuery):
         return LatentQuery(change(x.nope), change(x.rope))
     if not isinstance(x, Quantized):
@@ -129,7 +129,7 @@ def changed(x: QueryRows, change: Callable[[Tensor], Tensor]) -> QueryRows:
 
 
 def _unscaled(factors: Factors, values: tuple[Any, ...], rank: int) -> bool:
-    """Whether there are no factors, or values are no tensors of this rank, which the call itself will say."""
+    """Whether there are no factors, or values have a wrong type or rank, for which the call itself raises."""
     if factors.k is None and factors.v is None:
         return True
     if factors.qv is not None:
@@ -138,7 +138,7 @@ def _unscaled(factors: Factors, values: tuple[Any, ...], rank: int) -> bool:
 
 
 def _descaled(k: Tensor, v: Tensor, factors: Factors, batch: int, spread: Spread | None) -> tuple[Rows, Rows]:
-    """Keys and values with their scales; AttentionError listing every broken rule of their factors."""
+    """Return keys and values with scales; raises AttentionError listing every broken rule of the factors."""
     rules = Rules()
     k_scale = _scale(rules, "k_descale", k, factors.k, batch, spread)
     v_scale = _scale(rules, "v_descale", v, factors.v, batch, spread)
@@ -147,7 +147,7 @@ def _descaled(k: Tensor, v: Tensor, factors: Factors, batch: int, spread: Spread
 
 
 def _scale(rules: Rules, name: str, x: Tensor, factor: Any, batch: int, spread: Spread | None) -> Tensor | None:
-    """The scale that a factor of `x` means, if it keeps all rules."""
+    """Return the scale made of a factor of `x`; None if there is none or it breaks a rule."""
     if factor is None:
         return None
     wanted = (batch, x.shape[-2])
@@ -170,7 +170,7 @@ def _scale(rules: Rules, name: str, x: Tensor, factor: Any, batch: int, spread: 
 
 
 def _shared(factor: Tensor) -> bool:
-    """Whether all sequences have the same, as far as that is known without reading from a card."""
+    """Whether all sequences have the same factors, as far as is known without reading from a card."""
     if len(factor) == 1 or (len(factor) and factor.stride(0) == 0):
         return True
     return bool(len(factor)) and factor.device.type == "cpu" and bool((factor == factor[:1]).all())

@@ -2,9 +2,9 @@
 
     qv | q  ─▶ `LatentQuery` (…, dim_v | dim)    v | k  ─▶ keys (…, dim_v + dim), whose first columns are the values
 
-Kernels take the head dims 576 and 512 of latent decode, and read both tensors of such queries where they are; others
-are joined, and are those of any attention. Where k follows v in one buffer, as a latent cache has them (512 + 64), keys
-and values are views of it; else they are copied once. Without q and k (None, as in flash-attn 4) the values alone are
+Kernels take head dims 576 and 512 of latent decode and read both parts of such queries in place; queries of other head
+dims are joined and run as ordinary attention. If k follows v in one buffer, as in a latent cache (512 + 64), keys and
+values are views of it; else they are copied once. Without q and k (None, as in flash-attn 4) the values alone are
 the keys.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["absorbed", "joined", "queries"]
 
 
 def absorbed(given: Given, k_name: str = "k", v_name: str = "v") -> Given:
-    """The arguments without `qv`: longer queries and keys in its place. The default scale is that of both together."""
+    """Replace `qv` by longer queries and keys. The default scale is that of the joined head dim."""
     tensors = {name: getattr(given, name) for name in ("q", "qv", k_name, v_name)}
     if tensors["q"] is None and tensors[k_name] is None:
         return Given(vars(given) | {"q": given.qv, k_name: tensors[v_name], "qv": None})
@@ -43,7 +43,7 @@ def absorbed(given: Given, k_name: str = "k", v_name: str = "v") -> Given:
 
 
 def _check(tensors: dict[str, Any], v_name: str) -> None:
-    """That they can be joined: tensors of one dtype, on one device."""
+    """Check that tensors can be joined: one dtype, one device."""
     for name, x in tensors.items():
         if not is_tensor(x) or not x.ndim:
             raise AttentionError(f"{name} is {kind_of(x)}; with qv it must be a tensor")
@@ -55,13 +55,13 @@ def _check(tensors: dict[str, Any], v_name: str) -> None:
 
 
 def queries(latent: Tensor, rotary: Tensor) -> Tensor | LatentQuery:
-    """Queries of both parts: where they are, with the sizes of the kernels of latent attention, else joined."""
+    """Return queries of both parts: a `LatentQuery` if kernels take these sizes, else joined."""
     sizes = (latent.shape[-1], rotary.shape[-1])
     return LatentQuery(latent, rotary) if sizes == (LATENT, ROTARY) else joined(latent, rotary)
 
 
 def joined(v: Tensor, k: Tensor) -> Tensor:
-    """v and k side by side: the buffer that has them so, or a copy."""
+    """Return v and k side by side: a view if one buffer holds them so, else a copy."""
     size = v.shape[-1]
     one = v.shape[:-1] == k.shape[:-1] and v.stride() == k.stride() and v.dtype == k.dtype and v.stride(-1) == 1
     follows = v.data_ptr() + size * v.element_size() == k.data_ptr() and not (v.requires_grad or k.requires_grad)

@@ -1,11 +1,11 @@
-"""flash-attn's options as masks and scores of this package, the same in all of its versions.
+"""Turns flash-attn's options into masks and scores, for all of its versions.
 
 flash-attn and this package agree on most: causal and windows are aligned to the bottom right, the score is scaled, then
 capped, then biased, a row that sees nothing gives 0. Its window (left, right) counts keys on either side of the
-query's own: keys from q - left to q + right. What means no limit differs:
+query's own: keys from q - left to q + right. Which values mean "no limit" differs:
 
     versions 2, 3    None and every negative number                                  `two_limits`
-    version 4        None alone: (8, -3) are the keys q - 8 to q - 3; if left + right is negative, both have none
+    version 4        only None: (8, -3) means keys q - 8 to q - 3; left + right < 0: no limit on either side
                                                                                      `two_offsets`
 """
 
@@ -33,7 +33,7 @@ NO_LIMIT = MAX_INT - 1  # a side of a window that no sequence reaches
 
 
 class Tail(NamedTuple):
-    """The keyword tail of this package's functions."""
+    """The keyword arguments of this package's functions."""
 
     mask: Mask | None = None
     score: Score | None = None
@@ -51,7 +51,7 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Band(Mask):
-    """The keys of a window of which a side is negative: it begins after the query's own key or ends before it."""
+    """A window with a negative side: it begins after the query's own key or ends before it."""
 
     window: Window
 
@@ -67,7 +67,7 @@ class Band(Mask):
 
 
 def visible(causal: Any, window: Window, chunk: Any = 0, first_key: Tensor | None = None) -> Mask | None:
-    """Keys of flash-attn's `causal`, `window_size`, `attention_chunk` and `cache_leftpad`; None: all of them."""
+    """Make the mask of flash-attn's `causal`, `window_size`, `attention_chunk` and `cache_leftpad`; None: no mask."""
     left, right = window.left, 0 if causal else window.right
     masks: list[Mask] = []
     if left is not None and (left < 0 or (right is not None and right < 0)):
@@ -89,7 +89,7 @@ def visible(causal: Any, window: Window, chunk: Any = 0, first_key: Tensor | Non
 
 
 def _chunked(size: int, first_key: Tensor | None) -> Mask:
-    """Chunks of positions, counted from a sequence's first key."""
+    """Make the mask of chunks of positions, counted from a sequence's first key."""
     if first_key is None:
         return Chunked(size)
     chunk = CustomMask(lambda b, h, q, k, first: (q - first[b]) // size == (k - first[b]) // size, first=first_key)
@@ -97,23 +97,23 @@ def _chunked(size: int, first_key: Tensor | None) -> Mask:
 
 
 def scored(softcap: float = 0.0, slopes: Tensor | None = None) -> Score | None:
-    """flash-attn's `softcap` (0: none) and `alibi_slopes` ((heads,) or (batch, heads)); None: the scaled product."""
+    """Make the score of flash-attn's `softcap` (0: none) and `alibi_slopes` ((heads,) or (batch, heads)), or None."""
     size = 0 if softcap is None else number(softcap)
     return chained(None if size == 0 else SoftCap(softcap), None if slopes is None else ALiBi(slopes))
 
 
 def placed(deterministic: bool) -> str | Backend:
-    """Where to run for flash-attn's `deterministic`, which speaks of gradients; False leaves it to torch's switch."""
+    """Return the backend for flash-attn's `deterministic`, about gradients; False leaves it to torch's switch."""
     return Backend(deterministic=True) if deterministic else "auto"
 
 
 def two_limits(window: Any) -> Window:
-    """`window_size` of the versions 2 and 3: a negative number is no limit."""
+    """Read `window_size` of versions 2 and 3: a negative number is no limit."""
     return Window(*(None if x is None or x < 0 else x for x in _pair(window, "-1 meaning no limit")))
 
 
 def two_offsets(window: Any, causal: bool) -> Window:
-    """`window_size` of version 4: only None is no limit, and no window is left of a pair that leaves no key."""
+    """Read `window_size` of version 4: only None is no limit, and a pair that leaves no key means no window."""
     left, right = _pair(window, "None meaning no limit")
     right = 0 if causal else right
     empty = left is not None and right is not None and left + right < 0
@@ -121,7 +121,7 @@ def two_offsets(window: Any, causal: bool) -> Window:
 
 
 def _pair(window: Any, no_limit: str) -> Window:
-    """Two ints, NumPy's and 0-dimensional tensors included, or a tensor or array of them; larger than any: None."""
+    """Read two ints (also NumPy's or 0-dimensional tensors), or a tensor or array of them; too large ones give None."""
     readable = is_tensor(window) if isinstance(window, Tensor) else hasattr(window, "tolist")
     listed = window.tolist() if readable and getattr(window, "shape", None) == (2,) else window
     pair = listed if isinstance(listed, Sequence) and not isinstance(listed, str) else ()

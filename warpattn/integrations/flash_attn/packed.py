@@ -1,11 +1,11 @@
-"""Attention over sequences that lie end to end, with flash-attn's further ways to say what belongs to them.
+"""Attention over packed sequences (laid end to end), with flash-attn's arguments for their rows.
 
     cu_seqlens      where each sequence starts; without it the tensor is a batch (batch, seq, heads, head_dim)
     seqused         how many rows of each sequence count; the others are not read, and their output is 0
-    page table      keys lie in pages (num_pages, page_size, heads, head_dim)
+    page table      keys are in pages (num_pages, page_size, heads, head_dim)
 
-What this package's kernels cannot read in place is gathered into new tensors first: used rows from among unused ones,
-and pages where gradients are wanted.
+Rows that this package's kernels cannot read in place are gathered into new tensors first: used rows among unused ones,
+and pages if gradients are wanted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Queries(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """k and v by `cu`, or as a batch without it, or in pages by `table`."""
+    """k and v, packed by `cu`, as a batch without it, or in pages by `table`."""
 
     k: Rows
     v: Rows
@@ -51,7 +51,7 @@ class Keys(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Rows of ragged sequences one by one: which sequence each belongs to, and its position there."""
+    """Sequence and position of each row of ragged sequences."""
 
     sequence: Tensor  # [total] int64
     position: Tensor  # [total] int64
@@ -59,7 +59,7 @@ class Places(NamedTuple):
 
 
 def attend(queries: Queries, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
-    """out and LSE in flash-attn's shapes: (total, heads, dim) and (heads, total), or those of a batch."""
+    """Return out and LSE in flash-attn's shapes: (total, heads, dim) and (heads, total), or those of a batch."""
     _require_lengths("q", queries)
     _require_lengths("k", keys)
     if queries.cu is None:
@@ -78,14 +78,14 @@ def attend(queries: Queries, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
 
 
 def parts(name: str, x: Tensor, dim: int, count: int) -> tuple[Tensor, ...]:
-    """The `count` tensors that are packed in a dimension of `x`."""
+    """Split `x` into the `count` tensors that are packed in a dimension."""
     if x.shape[dim] != count:
         raise AttentionError(f"{name} has shape {tuple(x.shape)}; dimension {dim} must have size {count}")
     return unbound(x, dim)
 
 
 def places(lengths: Tensor, most: int) -> Places:
-    """The rows of sequences of these lengths, `most` rows at most. Reads their sum from the device."""
+    """List the rows of sequences of these lengths, each at most `most`. Reads their sum from the device."""
     if lengths.device.type == "cpu" and lengths.numel():
         for length in (int(lengths.min()), int(lengths.max())):
             if not 0 <= length <= most:
@@ -98,7 +98,7 @@ def places(lengths: Tensor, most: int) -> Places:
 
 
 def divided(name: str, cu: Tensor, total: int) -> Places:
-    """The rows of sequences that `cu` begins, which are all `total` of them."""
+    """List the rows of sequences that start at `cu`, which must cover all `total` rows."""
     at = places(cu.diff(), total)
     begins = cu.device.type != "cpu" or (len(cu) > 0 and int(cu[0]) == 0)
     if not begins or len(at.sequence) != total:
@@ -108,7 +108,7 @@ def divided(name: str, cu: Tensor, total: int) -> Places:
 
 
 def _batched(queries: Queries, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
-    """Queries (batch, seq, heads, head_dim)."""
+    """Attend queries (batch, seq, heads, head_dim)."""
     values, _ = parted(queries.q)
     _require_rank("q", values, 4, "without cu_seqlens_q (batch, seq, heads, head_dim)")
     batch, seq = values.shape[:2]
@@ -141,7 +141,7 @@ def _attend(q: QueryRows, cu: Tensor, longest: int | None, keys: Keys, tail: Tai
 
 
 def _lengths(keys: Keys) -> Tensor:
-    """Keys of each paged sequence, int32 [batch]."""
+    """Return the number of keys of each paged sequence, int32 [batch]."""
     if keys.used is not None:
         return keys.used.to(torch.int32)
     if keys.cu is None:
@@ -150,7 +150,7 @@ def _lengths(keys: Keys) -> Tensor:
 
 
 def _gathered(keys: Keys) -> tuple[Rows, Rows, Tensor]:
-    """k and v (total, heads, head_dim) with their offsets."""
+    """Gather k and v (total, heads, head_dim); return them with their offsets."""
     if keys.table is not None or keys.cu is None:
         layout = "without cu_seqlens_k (batch, seq, heads, head_dim)"
         for name, x in (("k", split(keys.k)[0]), ("v", split(keys.v)[0])):
@@ -180,14 +180,14 @@ def _gathered(keys: Keys) -> tuple[Rows, Rows, Tensor]:
 
 
 def _rows(name: str, cu: Tensor, at: Places, total: int) -> Tensor:
-    """Rows of q or k, of which there are `total`, at places in sequences that `cu` begins."""
+    """Return the row numbers in q or k (`total` rows) of places in sequences that start at `cu`."""
     rows = cu.long()[at.sequence] + at.position
     within(f"cu_seqlens_{name}", rows, total, f"rows of {name}")
     return rows
 
 
 def within(name: str, positions: Tensor, bound: int, what: str) -> None:
-    """Positions on the CPU are checked; on a card they are the caller's promise."""
+    """Check positions on the CPU; on a card the caller promises that they are in range."""
     if positions.device.type == "cpu" and positions.numel():
         least, most = int(positions.min()), int(positions.max())
         if least < 0 or most >= bound:
@@ -201,7 +201,7 @@ def _require_rank(name: str, x: object, rank: int, layout: str) -> None:
 
 
 def _require_lengths(name: str, rows: Queries | Keys) -> None:
-    """That the offsets and lengths of sequences are such, and of as many sequences."""
+    """Check the offsets and lengths of sequences, and that they are for equally many sequences."""
     if rows.cu is not None:
         _require_rank(f"cu_seqlens_{name}", rows.cu, 1, "(batch + 1)")
         require_integers(f"cu_seqlens_{name}", rows.cu)
@@ -218,8 +218,8 @@ def _even(batch: int, seq: int, like: Tensor) -> Tensor:
 
 
 def _is_even(cu: Tensor, seq: int) -> bool:
-    """Whether every sequence has `seq` rows. On a card and in a graph, where the offsets are not read, no others fit a
-    bound of `seq` that is true."""
+    """Whether every sequence has `seq` rows. On a card and in a graph it reads no offsets: none others fit a valid
+    bound `seq`."""
     unread = cu.device.type != "cpu" or torch.compiler.is_compiling()
     return unread or torch.equal(cu.to(torch.int32), _even(len(cu) - 1, seq, cu))
 

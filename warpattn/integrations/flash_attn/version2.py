@@ -1,6 +1,6 @@
 """The functions of flash-attn 2: module `flash_attn`, and `flash_attn.flash_attn_interface`.
 
-Arguments, shapes and results are flash-attn's. Different: an LSE of a row that sees no key is -inf; `return_attn_probs`
+Arguments, shapes and results are flash-attn's, except: the LSE of a row that sees no key is -inf; `return_attn_probs`
 gives (out, lse, an empty tensor), since the third result exists for dropout only.
 """
 

@@ -1,8 +1,8 @@
 """The functions of flash-attn 3: module `flash_attn_interface`.
 
 Arguments, their order, shapes and results are flash-attn's. Keys and values, or all three, may have 8 bits (see
-`descaled`); the result of 8-bit queries is in bf16, and only its backward is refused. The absorbed query `qv` of latent
-attention is served (see `latent`). `get_scheduler_metadata` gives an empty tensor: plans are made, and remembered, per
+`descaled`); the result of 8-bit queries is in bf16 and has no backward. The absorbed query `qv` of latent attention is
+served (see `latent`). `get_scheduler_metadata` gives an empty tensor: plans are made, and remembered, per
 call.
 """
 
@@ -50,12 +50,12 @@ def _tail(given: Given, first_key: Tensor | None = None) -> Tail:
 
 
 def _trained(given: Given) -> Tail:
-    """The tail of functions that have a backward."""
+    """Return keyword arguments of functions that have a backward."""
     return _tail(given)._replace(backend=placed(given.deterministic))
 
 
 def _scaled(given: Given) -> Given:
-    """The arguments with queries, keys and values that have their scales."""
+    """Return the arguments with scales in queries, keys and values."""
     named = vars(given)
     factors = descaled.Factors(given.k_descale, given.v_descale, named.get("qv"))
     if factors.k is None and factors.v is None and given.q_descale is None:
@@ -135,7 +135,7 @@ def flash_attn_with_kvcache(given: Given) -> Any:
 
 @drop_in("out_partial: tensor, lse_partial: tensor, out: tensor=None, out_dtype=None")
 def flash_attn_combine(given: Given) -> tuple[Tensor, Tensor]:
-    """Partial results over different keys as one: out (..., heads, dim) and lse (..., heads).
+    """Merge partial results over different keys: out (..., heads, dim) and lse (..., heads).
 
     out_partial (splits, ..., heads, dim) and lse_partial (splits, ..., heads), fp32. The result is in the dtype of
     `out`, else in out_dtype, else in that of out_partial. A row that no part has seen gives 0 and -inf.
@@ -157,12 +157,12 @@ def flash_attn_combine(given: Given) -> tuple[Tensor, Tensor]:
         raise AttentionError(f"out_dtype is {kind_of(dtype)}; it must be one of {', '.join(map(str, RESULTS))}")
     if given.out is not None and given.out.dtype not in RESULTS:
         raise AttentionError(f"out has dtype {given.out.dtype}; it must be one of {', '.join(map(str, RESULTS))}")
-    if given.out is not None and torch._debug_has_internal_overlap(given.out) == 1:  # what torch does not write to
+    if given.out is not None and torch._debug_has_internal_overlap(given.out) == 1:  # torch would not write to it
         raise AttentionError(f"out has strides {given.out.stride()}; no two of its elements may be one place in memory")
     lse = torch.logsumexp(lses, dim=0)
     weights = torch.softmax(lses.masked_fill(lse == -torch.inf, 0.0), dim=0)[..., None]
     seen = (lses != -torch.inf)[..., None]
-    result = (weights * parts.where(seen, 0.0)).sum(0)  # a part that saw nothing may hold anything
+    result = (weights * parts.where(seen, 0.0)).sum(0)  # a part that saw no key may hold any values
     if given.out is not None:
         return given.out.copy_(result), lse
     return result.to(dtype), lse

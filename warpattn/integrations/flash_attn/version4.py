@@ -1,13 +1,13 @@
 """The functions of flash-attn 4: module `flash_attn.cute`. Both always return (out, lse or None).
 
-Its `mask_mod` and `score_mod` are functions for CuTe's compiler; here they are plain Python in the same order of
-arguments, or masks and scores of this package. They may stop after any of these:
+Its `mask_mod` and `score_mod` are functions for CuTe's compiler; here they are plain Python functions with the same
+order of arguments, or masks and scores of this package. Arguments in brackets may be missing from the end:
 
     mask_mod(b, h, q_idx, kv_idx, [seqlen_info,] [aux_tensors], [aux_scalars])     q_idx is the row, as there
     score_mod(score, b, h, q_idx, kv_idx, [seqlen_info,] [aux_tensors], [aux_scalars])
 
-with one of them it is aux_tensors, with two seqlen_info before it. seqlen_info has seqlen_q and seqlen_k. Functions are
-differentiated automatically, so that there is no score_mod_bwd.
+A single extra argument is aux_tensors, two are seqlen_info and aux_tensors. seqlen_info has seqlen_q and seqlen_k.
+Functions are differentiated automatically, so there is no score_mod_bwd.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SCHEDULE = {"min_seqlen_k", "scheduler_metadata", "seqlen_k_per_split", "disable
 
 
 class SeqlenInfo(NamedTuple):
-    """The lengths of the sequence at hand, as functions for flash-attn 4 see them."""
+    """The lengths of the current sequence, as functions for flash-attn 4 see them."""
 
     seqlen_q: Any
     seqlen_k: Any
@@ -100,14 +100,14 @@ def _keeps_lse(given: Given) -> bool:
     hints={"cu_seqlens", "seqused", "virtual_batch_idx"},
 )
 def flash_attn_combine(given: Given) -> tuple[Tensor, Tensor | None]:
-    """Partial results over different keys as one, see `version3`; rows that seqused leaves out are combined, too."""
+    """Merge partial results over different keys, see `version3`; also rows that seqused leaves out."""
     out, lse = version3.flash_attn_combine(given.out_partial, given.lse_partial, given.out, given.out_dtype)
     return out, lse if given.return_lse else None
 
 
 class SchedulerMetadata(NamedTuple):
-    """What programs pass on as scheduler_metadata; plans are made per call, so nothing is in it. As in flash-attn, what
-    it did not prepare is None."""
+    """What programs pass on as scheduler_metadata; it is empty, since plans are made per call. As in flash-attn, fields
+    that were not prepared are None."""
 
     num_m_blocks_ptr: None = None
     num_splits_dynamic_ptr: None = None
@@ -163,7 +163,7 @@ def _score(mod: Any, given: Given) -> Score:
 
 
 def _extra(name: str, mod: Any, plain: int, given: Given) -> Callable[[Lengths], tuple[Any, ...]]:
-    """The arguments after the indices, by how many the function takes."""
+    """Return the arguments after the indices, by how many the function takes."""
     try:
         parameters = inspect.signature(mod).parameters.values()
     except Exception as error:

@@ -6,15 +6,15 @@
     wrapper.plan(indptr, indices, last_page_len, 32, 8, 128, 16)       pages of each request, made into a table
     out = wrapper.run(q, kv_cache)                                     `attention_paged`
 
-    layer.py     what all of them say of a layer: mask, score, scale; layouts; LSE in base 2, (rows, heads)
-    pages.py     pages as FlashInfer lists them, as a `PagedKV`
-    masks.py     masks of one's own in a batch, and their bits
-    older.py     `forward`, and what has nothing to do: workspaces, warming
+    layer.py     a layer's mask, score, scale; layouts; LSE in base 2, (rows, heads)
+    pages.py     turns FlashInfer's lists of pages into a `PagedKV`
+    masks.py     custom masks of a batch, as bools or bits
+    older.py     `forward`, and calls that do nothing here: workspaces, warming
     single.py    one request        decode.py, prefill.py    batches        mla.py    latent attention
     states.py    merging            cascade.py    keys that requests share
 
-Signatures are those of FlashInfer 0.7. What it may choose among kernels by is accepted and not used; what would change
-the result is served, or one AttentionError.
+Signatures are those of FlashInfer 0.7. Arguments by which it chooses kernels are accepted and not used; those that
+would change the result are served or raise one AttentionError.
 """
 
 from warpattn.integrations.flashinfer.cascade import (

@@ -1,4 +1,4 @@
-"""Keys that several requests share, read once for all of them: each level by itself, merged by the log-sum-exps.
+"""Reads keys that several requests share once: attends to each level separately and merges results by their LSE.
 
     level 0   all requests' queries    ▶ pages of a common prompt     one request with many rows: a prompt's kernel
     level 1   each request's queries   ▶ its own pages                as without a common prompt
@@ -33,7 +33,7 @@ NATURAL = {"return_lse": True, "lse_base": "ln", "lse_layout": "HN"}  # as `merg
 
 
 class MultiLevelCascadeAttentionWrapper(Wrapper):
-    """Attention over pages of several levels; the last one's are the newest, and `causal` is about these."""
+    """Attention over pages of several levels; the last level's keys are the newest, and `causal` applies to these."""
 
     @drop_in(
         "self, num_levels: count, float_workspace_buffer: tensor, kv_layout='NHD', use_cuda_graph=False, "
@@ -41,7 +41,7 @@ class MultiLevelCascadeAttentionWrapper(Wrapper):
         "paged_kv_last_page_len_buf_arr=None"
     )
     def __init__(given: Any) -> None:
-        """With `use_cuda_graph` each level has buffers, which say its largest batch."""
+        """With `use_cuda_graph` the buffers of each level give its largest batch."""
         own, levels = given.self, given.num_levels
         if not levels:
             raise AttentionError("num_levels is 0; it must be 1 or more")
@@ -61,7 +61,7 @@ class MultiLevelCascadeAttentionWrapper(Wrapper):
         hints={"use_fp16_qk_reduction", "rope_scale", "rope_theta", "kv_data_type"},
     )
     def plan(given: Any) -> None:
-        """Which queries and pages belong to each request of each level; every level counts all queries."""
+        """Set the queries and pages of each request of each level; every level counts all queries."""
         own, count = given.self, len(given.self.levels)
         lists = zip(*(_of_levels(given, name, count) for name in LISTS), strict=True)
         if count > 1 and given.window_left is not None and given.window_left >= 0:
@@ -85,7 +85,7 @@ class MultiLevelCascadeAttentionWrapper(Wrapper):
 
 
 def _of_levels(given: Given, name: str, levels: int) -> list[Tensor]:
-    """A tensor of each level."""
+    """Return the argument `name`, a list with a tensor for each level."""
     found = getattr(given, name)
     if not isinstance(found, list | tuple) or len(found) != levels or not all(map(is_tensor, found)):
         what = f"{len(found)} elements" if isinstance(found, list | tuple) else kind_of(found)
@@ -102,7 +102,7 @@ class _SharedPrefix(Wrapper):
         self.own = self.kind(float_workspace_buffer, kv_layout)
 
     def _merged(self, given: Given, **options: Any) -> Tensor:
-        """The state over the common prompt, which comes before every query, and that over a request's own pages."""
+        """Merge attention over the common prompt, which precedes every query, with that over each request's pages."""
         shared = single_prefill_with_kv_cache_return_lse(
             given.q, given.k_shared, given.v_shared, kv_layout=self.own.layout, sm_scale=options.get("sm_scale")
         )
@@ -120,7 +120,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
         "num_kv_heads: count, head_dim: count, page_size: count, data_type='float16'"
     )
     def begin_forward(given: Any) -> None:
-        """Which pages are each request's own."""
+        """Set the pages that belong to each request alone."""
         lists = (given.unique_kv_indptr, given.unique_kv_indices, given.unique_kv_last_page_len)
         sizes = (given.num_qo_heads, given.num_kv_heads, given.head_dim, given.page_size)
         given.self.own.plan(*lists, *sizes, data_type=given.data_type)
@@ -143,7 +143,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
         "num_qo_heads: count, num_kv_heads: count, head_dim: count, page_size: count"
     )
     def begin_forward(given: Any) -> None:
-        """Which queries and pages are each request's own."""
+        """Set the queries of each request and the pages that belong to it alone."""
         given.self.own.plan(*(value for name, value in vars(given).items() if name != "self"))
         given.self.layer = given.self.own.layer
 
@@ -153,6 +153,6 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
         hints={"use_fp16_qk_reduction", "rope_scale", "rope_theta"},
     )
     def forward(given: Any) -> Tensor:
-        """q (tokens, Hq, D); out (tokens, Hq, Dv). Causality is among a request's own keys."""
+        """q (tokens, Hq, D); out (tokens, Hq, Dv). `causal` applies to a request's own keys."""
         check_planned(given.self, "forward")
         return given.self._merged(given, causal=given.causal, sm_scale=given.sm_scale)

@@ -1,6 +1,6 @@
 """Batches of new tokens over pages: `BatchDecodeWithPagedKVCacheWrapper`.
 
-A method under `drop_in` gets all its arguments in one value, the wrapper as `self` among them.
+A method under `drop_in` gets all its arguments as one value, whose attribute `self` is the wrapper.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         hints={"use_tensor_cores", "backend"},
     )
     def __init__(given: Any) -> None:
-        """With `use_cuda_graph` the buffers say the largest batch: requests, and pages of all of them."""
+        """With `use_cuda_graph` the buffers give the largest batch: requests, and pages of all requests."""
         own = given.self
         own.layout, own.device = of_layout(given.kv_layout), given.float_workspace_buffer.device
         own.is_cuda_graph_enabled, fixed = bool(given.use_cuda_graph), None
@@ -72,7 +72,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
                "seq_lens", "fixed_split_size", "disable_split_kv"},
     )  # fmt: skip
     def plan(given: Any) -> None:
-        """Which pages belong to each request. Reads the lists back from a card, as FlashInfer does."""
+        """Set the pages of each request. Reads the lists back from a card, as FlashInfer does."""
         own = given.self
         own.layer, own.planned = layer_of(given, given.head_dim), given
         own.tables.plan(PageLists(given.indptr, given.indices, given.last_page_len, int(given.page_size)), own.device)
@@ -125,7 +125,7 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
 
 
 def planned_layer(own: Any, given: Given, k: Any) -> Layer:
-    """The planned layer with what a call over keys `k` changes; the window of a call replaces the plan's."""
+    """Return the planned layer with a call's changes for keys `k`; the window of a call replaces the plan's."""
     check_planned(own, "run")
     check_output("o_data_type", dtype_of(own.planned.o_data_type), given.q)
     _check_planned(own.planned, given.q, k)
@@ -137,7 +137,7 @@ def planned_layer(own: Any, given: Given, k: Any) -> Layer:
 
 
 def _check_planned(planned: Given, q: Tensor, k: Any) -> None:
-    """That the heads of a call are those of its plan, which the scale is made of."""
+    """Check that the heads of a call are the plan's, from which the scale was made."""
     named = "head_dim" if "head_dim" in vars(planned) else "head_dim_qk"
     found = {"num_qo_heads": ("queries", q.shape[-2]), named: ("queries", q.shape[-1])}
     if is_tensor(k) and k.ndim >= 3:

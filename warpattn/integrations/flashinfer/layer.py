@@ -1,4 +1,4 @@
-"""What FlashInfer's functions have in common: a layer's mask, score and scale, layouts of keys, LSEs in base 2."""
+"""Shared code of FlashInfer's functions: a layer's mask, score and scale, layouts of keys, LSEs in base 2."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SCALES = ("q_scale", "k_scale", "v_scale")
 
 
 class Layer(NamedTuple):
-    """What a call does to scores."""
+    """Mask, score and scale of a call."""
 
     mask: Mask
     score: Score | None
@@ -43,7 +43,7 @@ class Layer(NamedTuple):
 
     @staticmethod
     def of(given: Given, dim: int, causal: bool) -> Layer:
-        """By the arguments that all functions have. A window counts the keys before a query's own."""
+        """Make a layer from the arguments that all functions have. A window counts the keys before a query's own."""
         if not isinstance(given.pos_encoding_mode, str) or given.pos_encoding_mode != "NONE":
             raise AttentionError(f"pos_encoding_mode is {kind_of(given.pos_encoding_mode)}; {ROTATED}")
         window, cap = given.window_left, given.logits_soft_cap
@@ -60,7 +60,7 @@ class Layer(NamedTuple):
 
 
 def scaled(layer: Layer, given: Given, k: Any) -> Layer:
-    """The layer with the factors that a call brings for q and keys `k` of 16 bits; one for such v is refused."""
+    """Multiply a call's factors for 16-bit q and keys `k` into the layer's scale; one for 16-bit v is refused."""
     scale, narrow = layer.scale, [getattr(x, "dtype", None) in EIGHT_BIT for x in (given.q, k, k)]
     for name in [name for name, eight_bit in zip(SCALES, narrow, strict=True) if not eight_bit]:
         factor = vars(given).get(name)
@@ -75,8 +75,8 @@ def scaled(layer: Layer, given: Given, k: Any) -> Layer:
 
 
 def eight_bit_scale(name: str, given: Given, x: Any) -> Tensor | None:
-    """The scale that a call's `name` means for x (…, heads, dim) of 8 bits: a number, or a tensor of one or of one for
-    each head. Nothing is read from a card."""
+    """Return the scale of 8-bit x (…, heads, dim) from the argument `name`: a number, a tensor of one element or of one
+    per head. Nothing is read from a card."""
     factor = vars(given).get(name)
     if factor is None or getattr(x, "dtype", None) not in EIGHT_BIT:
         return None
@@ -93,37 +93,37 @@ def eight_bit_scale(name: str, given: Given, x: Any) -> Tensor | None:
 
 
 def with_scale(name: str, given: Given, x: Any) -> Any:
-    """Queries, keys or values, 8-bit ones with the scale that a call brings."""
+    """Return x, with the scale of argument `name` if it has 8 bits."""
     scale = eight_bit_scale(name, given, x)
     return x if scale is None else Quantized(x, scale)
 
 
 def with_scales(given: Given, k: Any, v: Any) -> tuple[Any, Any]:
-    """Keys and values, 8-bit ones with the scales that a call brings."""
+    """Return keys and values, 8-bit ones with the call's scales."""
     return with_scale("k_scale", given, k), with_scale("v_scale", given, v)
 
 
 def check_output(name: str, dtype: torch.dtype | None, q: Tensor) -> None:
-    """That outputs have the dtype which a call names `name`."""
+    """Check that outputs have the dtype that the argument `name` asks for."""
     if dtype not in (None, result_dtype(q.dtype)):
         rule = "outputs have the dtype of q, and bf16 of queries of 8 bits"
         raise AttentionError(f"{name} is {dtype} and q has dtype {q.dtype}; {rule}")
 
 
 def of_layout(layout: object) -> str:
-    """A layout's name, if it is one."""
+    """Return a layout's name; raises AttentionError for another one."""
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise AttentionError(f"kv_layout is {kind_of(layout)}; it must be one of {', '.join(LAYOUTS)}")
     return str(layout)
 
 
 def heads_last(x: Tensor, layout: str) -> Tensor:
-    """Keys or values (…, rows, heads, dim), a view."""
+    """Return keys or values as a view (…, rows, heads, dim)."""
     return x if layout == "NHD" else x.transpose(-2, -3)
 
 
 def dtype_of(dtype: object) -> torch.dtype | None:
-    """A dtype by itself or by its name."""
+    """Return a dtype given as such or by name."""
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if found is not None and not isinstance(found, torch.dtype):
         raise AttentionError(f"{kind_of(dtype)} is no dtype of torch")
@@ -131,19 +131,19 @@ def dtype_of(dtype: object) -> torch.dtype | None:
 
 
 def in_base_2(lse: Tensor) -> Tensor:
-    """Natural logs of denominators in base 2. What is finite stays finite: -inf would say that no key was seen."""
+    """Convert a natural LSE to base 2. Finite numbers stay finite: -inf would mean that no key was seen."""
     found, most = lse * LOG2_E, torch.finfo(lse.dtype).max
     return torch.where(lse.isfinite(), found.clamp(-most, most), found)
 
 
 def in_base_e(lse: Tensor) -> Tensor:
-    """Logs of denominators in base 2 as natural ones."""
+    """Convert an LSE in base 2 to a natural one."""
     return lse / LOG2_E
 
 
 def finished(given: Given, out: Tensor, lse: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-    """What a call returns of out (rows, heads, dim) and a natural lse (heads, rows): FlashInfer's is in base 2, (rows,
-    heads), unless `lse_base` and `lse_layout` say otherwise."""
+    """Make a call's result from out (rows, heads, dim) and a natural lse (heads, rows): FlashInfer's lse is in base 2,
+    (rows, heads), unless `lse_base` and `lse_layout` say otherwise."""
     asked = vars(given)
     base, layout = asked.get("lse_base", "log2"), asked.get("lse_layout", "NH")
     known = isinstance(base, str) and isinstance(layout, str) and base in ("log2", "ln") and layout in ("NH", "HN")

@@ -1,4 +1,4 @@
-"""Masks of one's own in a batch, as FlashInfer takes them: the bools of all requests end to end, or their bits.
+"""FlashInfer's custom masks of a batch: the bools of all requests end to end, or their bits.
 
     bits   request 0: 5 × 3 pairs  ▶ 2 bytes     request 1: 2 × 4 pairs  ▶ 1 byte     the first pair in the lowest bit
 """
@@ -25,7 +25,7 @@ Value = Any  # a symbol, a number or a tensor
 
 @dataclass(frozen=True, eq=False)
 class FlatMask(Mask):
-    """seen[starts[b] + row · keys + key]: bool, a request's rows of (queries, keys) from starts[b] on; starts: int32
+    """seen[starts[b] + row · keys + key]: bool, the (queries, keys) of request b from starts[b] on; starts: int32
     (batch,)."""
 
     seen: Tensor
@@ -38,14 +38,14 @@ class FlatMask(Mask):
 
 
 def flat_mask(given: Tensor, cu_q: Tensor, keys: Tensor, device: torch.device) -> FlatMask:
-    """The mask of requests with offsets cu_q (batch + 1,) and numbers of keys (batch,), both on the host."""
+    """Make the mask of requests with offsets cu_q (batch + 1,) and numbers of keys (batch,), both on the host."""
     sizes = _sizes(cu_q, keys)
     _check("custom_mask", given, sizes)
     return FlatMask(given.bool().to(device), _starts(sizes).to(device, torch.int32))
 
 
 def packed_mask(given: Tensor, cu_q: Tensor, keys: Tensor, device: torch.device) -> FlatMask:
-    """The same of bits, uint8: every request begins with a byte of its own, its first pair in the lowest bit."""
+    """Make the mask from bits, uint8: every request begins at a new byte, its first pair in the lowest bit."""
     if given.dtype != torch.uint8:
         raise AttentionError(f"packed_custom_mask has dtype {given.dtype}; it must be uint8, with 8 pairs in each")
     sizes = (_sizes(cu_q, keys) + 7) // 8
@@ -63,7 +63,7 @@ def _starts(sizes: Tensor) -> Tensor:
 
 
 def _check(name: str, given: Tensor, sizes: Tensor, pairs: int = 1) -> None:
-    """That a mask has so many elements of so many pairs each, and that int32 can count them."""
+    """Check that a mask has sum(sizes) elements of `pairs` pairs each, and that int32 can count the pairs."""
     total = int(sizes.sum())
     if given.numel() != total:
         what = "pairs of a query and a key" if pairs == 1 else "bytes, of each request as many as its pairs need"
@@ -73,7 +73,7 @@ def _check(name: str, given: Tensor, sizes: Tensor, pairs: int = 1) -> None:
 
 
 def packbits(x: Tensor, bitorder: str = "big") -> Tensor:
-    """The bits of x, bool or numbers that are 0 where False, uint8; the first of 8 is the highest ("big") or the lowest
+    """Pack x (bool, or numbers, 0 is False) into bits, uint8; the first of 8 is the highest ("big") or the lowest
     ("little") bit of a byte."""
     if not is_tensor(x):
         raise AttentionError(f"x is {kind_of(x)}; it must be a tensor")
@@ -86,8 +86,8 @@ def packbits(x: Tensor, bitorder: str = "big") -> Tensor:
 
 
 def segment_packbits(x: Tensor, indptr: Tensor, bitorder: str = "big") -> tuple[Tensor, Tensor]:
-    """Each segment x[indptr[i]:indptr[i + 1]] packed, from a byte of its own on; and where these start, as indptr says
-    of x. Reads indptr back from a card."""
+    """Pack each segment x[indptr[i]:indptr[i + 1]], from a new byte on; return the bytes and the offsets of segments in
+    them. Reads indptr back from a card."""
     rules = Rules()
     fine = rules.tensor("x", x, "elements") & rules.tensor("indptr", indptr, "segments + 1")
     ends = indptr.tolist() if fine else [0]

@@ -2,8 +2,8 @@
 
     q_nope (tokens, H, 512) | q_pe (tokens, H, 64)  ▶ `LatentQuery`          ckv_cache | kpe_cache  ▶ keys of 576
 
-Queries are read where they are. So are both parts of a cache if they are views of one buffer, as engines keep it;
-others are put together by a copy, of the whole cache at each call. Latents of 8 bits beside a kpe_cache of 16 bits are
+Queries are read in place. So are both parts of a cache if they are views of one buffer, as in engines; if not, each
+call copies the whole cache to join them. 8-bit latents with a 16-bit kpe_cache are
 `LatentPages`, without copies.
 """
 
@@ -44,7 +44,7 @@ NEEDED = ("head_dim_ckv", "head_dim_kpe", "page_size", "sm_scale")
 
 @dataclass(frozen=True)
 class MLAPlanMetadata:
-    """Requests and their pages: in lists (qo_indptr, kv_indptr, kv_indices, kv_len_arr), or in a table."""
+    """Requests and their pages: as lists (qo_indptr, kv_indptr, kv_indices, kv_len_arr), or as a table."""
 
     qo_indptr: Tensor | None = None
     kv_indptr: Tensor | None = None
@@ -57,25 +57,25 @@ class MLAPlanMetadata:
 
     @classmethod
     def csr(cls, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor, kv_len_arr: Tensor) -> MLAPlanMetadata:
-        """In lists."""
+        """Give pages as lists."""
         return cls(qo_indptr, kv_indptr, kv_indices, kv_len_arr)
 
     @classmethod
     def dense(
         cls, cum_seq_lens_q: Tensor, block_tables: Tensor, seq_lens: Tensor, max_q_len: int | None = None
     ) -> MLAPlanMetadata:
-        """In a table (requests, pages)."""
+        """Give pages as a table (requests, pages)."""
         return cls(cum_seq_lens_q=cum_seq_lens_q, block_tables=block_tables, seq_lens=seq_lens, max_q_len=max_q_len)
 
     @classmethod
     def dual(
         cls, qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor, kv_len_arr: Tensor, **table: Any
     ) -> MLAPlanMetadata:
-        """In both; the table is used."""
+        """Give pages as both; the table is used."""
         return cls(qo_indptr, kv_indptr, kv_indices, kv_len_arr, **table)
 
     def tensor(self, name: str, rank: int = 1) -> Tensor:
-        """The tensor `name`, which a plan needs."""
+        """Return the tensor `name`; raises AttentionError if it does not fit."""
         x = getattr(self, name)
         if not is_tensor(x) or x.ndim != rank or x.dtype not in (torch.int32, torch.int64):
             found = f"{x.dtype} of rank {x.ndim}" if is_tensor(x) else kind_of(x)
@@ -92,7 +92,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         hints={"kv_indptr", "kv_len_arr", "backend"},
     )
     def __init__(given: Any) -> None:
-        """With `use_cuda_graph` the buffers say the largest batch: requests, and pages of all of them."""
+        """With `use_cuda_graph` the buffers give the largest batch: requests, and pages of all requests."""
         own, fixed = given.self, None
         own.device, own.is_cuda_graph_enabled = given.float_workspace_buffer.device, bool(given.use_cuda_graph)
         buffers = (given.qo_indptr, given.kv_indices)
@@ -116,8 +116,8 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
                "enable_pdl", "use_sinks"},
     )  # fmt: skip
     def plan(given: Any) -> None:
-        """Which queries and pages belong to each request. Reads lists back from a card, as FlashInfer does; a table and
-        its lengths are read where they are, and may change between replays of a graph."""
+        """Set the queries and pages of each request. Reads lists back from a card, as FlashInfer does; a table and its
+        lengths are used in place, and may change between replays of a graph."""
         own, requests = given.self, _requests(given)
         absent = [name for name in NEEDED if getattr(given, name) is None]
         if absent:
@@ -178,7 +178,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
 
 
 def _requests(given: Given) -> MLAPlanMetadata:
-    """The requests of a plan, as one value or in arguments of their own."""
+    """Return the requests of a plan, given as one value or as separate arguments."""
     named = {field.name: getattr(given, field.name) for field in fields(MLAPlanMetadata)}
     if given.metadata is None:
         return MLAPlanMetadata(**named)
@@ -190,7 +190,7 @@ def _requests(given: Given) -> MLAPlanMetadata:
 
 
 def _page_lists(requests: MLAPlanMetadata, page_size: int) -> PageLists:
-    """The lists with the rows of last pages, by which others count keys."""
+    """Return the page lists with the rows of last pages, computed from the lengths."""
     indptr, indices, lengths = (requests.tensor(name) for name in ("kv_indptr", "kv_indices", "kv_len_arr"))
     counts = indptr.cpu().diff()
     if len(lengths) != len(counts):
@@ -203,7 +203,7 @@ def _page_lists(requests: MLAPlanMetadata, page_size: int) -> PageLists:
 
 
 class Parts(NamedTuple):
-    """A tensor of latent and rotary columns, by its name or by those of its two parts."""
+    """Names of a tensor with latent and rotary columns and of its two parts, and their widths."""
 
     whole: str
     latent: str
@@ -212,7 +212,7 @@ class Parts(NamedTuple):
 
 
 def _parts(given: Given, parts: Parts) -> list[Tensor]:
-    """The two parts, each of rank 3: given as such, as a pair, or as one tensor."""
+    """Return the two parts, each of rank 3, given separately, as a pair, or as one tensor."""
     names, whole = (parts.latent, parts.rotary), getattr(given, parts.whole)
     named = [getattr(given, name) for name in names]
     if whole is None:
@@ -239,7 +239,7 @@ def _parts(given: Given, parts: Parts) -> list[Tensor]:
 
 
 def _pages(given: Given, latents: Tensor, rotary: Tensor) -> PagedKV:
-    """The cache: keys of both parts, whose first columns are the values, or latents of 8 bits beside rotary parts."""
+    """Return the cache: keys whose first columns are the values, or 8-bit latents with rotary parts."""
     tables = given.self.tables
     tables.check("the cache", latents)
     latents, rotary = latents.unsqueeze(2), rotary.unsqueeze(2)
@@ -257,7 +257,7 @@ def _pages(given: Given, latents: Tensor, rotary: Tensor) -> PagedKV:
 
 
 def _scale(given: Given, latents: Tensor) -> Tensor | None:
-    """The scale of latents (pages, rows, 1, columns) of 8 bits: one number, or one of each token, (pages, rows)."""
+    """Return the scale of 8-bit latents (pages, rows, 1, columns): one number, or one per token (pages, rows)."""
     arr, shape = given.ckv_scale_arr, tuple(latents.shape[:2])
     if arr is None:
         return eight_bit_scale("ckv_scale", given, latents)

@@ -1,4 +1,4 @@
-"""What FlashInfer's wrappers have beside `plan` and `run`: the older `forward`, and the sizing of workspaces.
+"""Methods of FlashInfer's wrappers beside `plan` and `run`: the older `forward`, and the sizing of workspaces.
 
     wrapper.begin_forward(…)                                          `plan`
     wrapper.forward(q, cache, causal=True, sm_scale=0.1)              `run`, after these options replaced the plan's
@@ -25,7 +25,7 @@ HINTS = ("rope_scale", "rope_theta", "use_fp16_qk_reduction")
 
 
 class Wrapper:
-    """What does the same in all wrappers."""
+    """Methods that all wrappers share."""
 
     is_cuda_graph_enabled = False
     layer: Layer | None = None
@@ -35,32 +35,32 @@ class Wrapper:
         return self.run(*given, **{"return_lse": True} | named)  # type: ignore[attr-defined]
 
     def end_forward(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def reset_workspace_buffer(self, *buffers: Tensor, **named: Tensor) -> None:
-        """Nothing to do: kernels have workspaces of their own."""
+        """Do nothing: kernels allocate their own workspaces."""
 
     def prewarm_paged_kv_stride_variant(self, variant: str = "independent") -> None:
-        """Nothing to do: strides of keys and of values are arguments of one kernel. `warpattn warm` compiles ahead."""
+        """Do nothing: one kernel takes any strides of keys and values. `warpattn warm` compiles ahead."""
         if not isinstance(variant, str) or variant != "independent":
             raise AttentionError(f"variant is {kind_of(variant)}; it must be independent")
         check_planned(self, "prewarm_paged_kv_stride_variant")
 
 
 def check_planned(own: Any, call: str) -> None:
-    """That `plan` was called."""
+    """Check that `plan` was called."""
     if own.layer is None:
         raise AttentionError(f"{call} is called before plan; plan says what belongs to each request")
 
 
 def layer_of(planned: Given, dim: int) -> Layer:
-    """The layer of a plan; decoding tokens see each other causally."""
+    """Return the layer of a plan; without an argument `causal`, as in decode, it is causal."""
     return Layer.of(planned, dim, vars(planned).get("causal", True))
 
 
 def older_call(signature: str, return_lse: bool) -> Callable[..., Any]:
-    """`forward`, or `forward_return_lse`: options of the call replace the plan's, for later calls, too, as FlashInfer
-    has it; a mask of one's own stays."""
+    """Make `forward`, or `forward_return_lse`. Options of a call replace the plan's, for later calls, too, as in
+    FlashInfer; a custom mask stays."""
 
     @drop_in(signature, hints={name for name in HINTS if name in signature})
     def forward(given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Pages as FlashInfer lists them, CSR, as a `PagedKV`.
+"""Turns FlashInfer's lists of pages (CSR) into a `PagedKV`.
 
     indptr (0, 2, 3)  indices (7, 4, 1)  last_page_len (5, 16)        request 0: pages 7 and 4, 5 rows of the latter
 
@@ -35,17 +35,17 @@ class PageLists(NamedTuple):
 
 
 class Tables:
-    """Block table and lengths of a planned batch; with `fixed`, in memory that stays, for captured graphs: the largest
-    (requests, pages of all together)."""
+    """Block table and lengths of a planned batch. With `fixed`, the largest (requests, pages of all requests), they
+    stay at fixed addresses, for captured graphs."""
 
     def __init__(self, fixed: tuple[int, int] | None = None) -> None:
         self.fixed = fixed
         self.table: Tensor | None = None
         self.lengths: Tensor | None = None
-        self.sizes = (0, 0)  # rows of a page, and pages that a cache must have
+        self.sizes = (0, 0)  # rows of a page, fewest pages of a cache
 
     def plan(self, lists: PageLists, device: torch.device) -> None:
-        """Make them, or write them over. Reads the lists back from a card."""
+        """Make or overwrite table and lengths. Reads the lists back from a card."""
         indptr, last = lists.indptr.to("cpu", torch.int64), lists.last_page_len.to("cpu", torch.int64)
         if not len(indptr):
             raise AttentionError("indptr is empty; it begins with 0")
@@ -72,20 +72,20 @@ class Tables:
             self.lengths.copy_(lengths)
 
     def hold(self, table: Tensor, lengths: Tensor, page_size: int) -> None:
-        """Those that a caller made, where they are; copied only if they are not int32."""
+        """Use the caller's table and lengths in place; copies them only if they are not int32."""
         if len(table) != len(lengths):
             raise AttentionError(f"block_tables lists {len(table)} requests; seq_lens has {len(lengths)}")
         self.table, self.lengths, self.sizes = table.int(), lengths.int(), (page_size, 0)
 
     def check(self, name: str, pages: Tensor) -> None:
-        """That pages (pages, rows, …) of a cache are those of the plan."""
+        """Check that pages (pages, rows, …) of a cache fit the plan."""
         (size, least), (count, rows) = self.sizes, pages.shape[:2]
         if rows != size or count < least:
             rule = f"the plan was made for pages of {size} rows, {least} of them at least"
             raise AttentionError(f"{name} has {count} pages of {rows} rows; {rule}")
 
     def over(self, cache: Cache, layout: str, given: Given) -> PagedKV:
-        """The planned batch over a cache, with the scales that a call brings for one of 8 bits."""
+        """Return the planned batch over a cache, with the call's scales if it has 8 bits."""
         if self.table is None or self.lengths is None:
             raise AttentionError("run is called before plan; plan says which pages belong to each request")
         k, v = key_and_value(cache, layout)
@@ -95,7 +95,7 @@ class Tables:
 
 
 def _check_lists(first: int, pages: Tensor, last: Tensor, size: int) -> None:
-    """The rules of lists on the host; `last` is of the requests that have pages."""
+    """Check lists on the host; `last` is of the requests that have pages."""
     rules = Rules()
     rules.require(first == 0, f"indptr begins with {first}", "it must begin with 0")
     rules.require(size > 0, f"page_size is {size}", "it must be an int from 1 on")
@@ -107,7 +107,7 @@ def _check_lists(first: int, pages: Tensor, last: Tensor, size: int) -> None:
 
 
 def key_and_value(cache: Cache, layout: str) -> tuple[Tensor, Tensor]:
-    """Pages (pages, rows, heads, dim) of a cache: a pair, or one tensor with both in its second dimension."""
+    """Split a cache, a pair or a tensor with both in dimension 1, into pages (pages, rows, heads, dim)."""
     if isinstance(cache, Tensor):
         if cache.ndim != 5 or cache.shape[1] != 2:
             rule = "it must be (pages, 2, …) or a pair of keys and values"
@@ -121,7 +121,7 @@ def key_and_value(cache: Cache, layout: str) -> tuple[Tensor, Tensor]:
 
 
 def kept_offsets(own: Any, name: str, given: Tensor) -> tuple[Tensor, int]:
-    """int32 offsets on a wrapper's device, which stay where they are for graphs, and the longest sequence."""
+    """Return int32 offsets on a wrapper's device, at a fixed address for graphs, and the longest sequence."""
     host = given.to("cpu", torch.int32)
     kept = own.offsets.get(name)
     if kept is None or not own.is_cuda_graph_enabled:

@@ -1,6 +1,6 @@
 """Batches of prompts: `BatchPrefillWithPagedKVCacheWrapper`, `BatchPrefillWithRaggedKVCacheWrapper`.
 
-A method under `drop_in` gets all its arguments in one value, the wrapper as `self` among them.
+A method under `drop_in` gets all its arguments as one value, whose attribute `self` is the wrapper.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ RAGGED_FORWARD = (
 
 
 class _PrefillWrapper(Wrapper):
-    """What both wrappers have in common: layout and device, the plan's layer and offsets."""
+    """The base class of both wrappers: layout and device, the plan's layer and offsets."""
 
     def _start(self, given: Given, fixed: tuple[int, int] | None) -> None:
         for name in ("jit_args", "jit_kwargs", "custom_mask_buf", "mask_indptr_buf"):
@@ -67,13 +67,13 @@ class _PrefillWrapper(Wrapper):
         self.own_mask: FlatMask | None = None
 
     def _plan_layer(self, given: Given) -> None:
-        """The layer; a mask of one's own replaces `causal`."""
+        """Set the layer; a custom mask replaces `causal`."""
         causal = bool(given.causal) and given.custom_mask is None and given.packed_custom_mask is None
         self.planned = Given(vars(given) | {"causal": causal})
         self.layer = layer_of(self.planned, given.head_dim_qk)
 
     def _plan_mask(self, given: Given, keys: Tensor) -> None:
-        """The mask of one's own, of requests with so many keys, on the host."""
+        """Set the custom mask; `keys` are the requests' numbers of keys, on the host."""
         self.own_mask = None
         for name, made in (("custom_mask", flat_mask), ("packed_custom_mask", packed_mask)):  # the latter, if both
             mask = getattr(given, name)
@@ -83,7 +83,7 @@ class _PrefillWrapper(Wrapper):
                 self.own_mask = made(mask, given.qo_indptr.cpu(), keys, self.device)
 
     def _tail(self, given: Given, k: Any) -> dict[str, Any]:
-        """The keywords of `attention` for a call over keys `k`."""
+        """Return the keywords of `attention` for a call over keys `k`."""
         layer = planned_layer(self, given, k)
         if self.own_mask is not None:
             layer = layer._replace(mask=layer.mask & self.own_mask)
@@ -101,7 +101,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         hints={"backend", "variant_owns_mask", "max_total_num_rows"},
     )
     def __init__(given: Any) -> None:
-        """With `use_cuda_graph` the buffers say the largest batch: requests, and pages of all of them."""
+        """With `use_cuda_graph` the buffers give the largest batch: requests, and pages of all requests."""
         fixed = None
         if given.use_cuda_graph:
             buffers = (given.qo_indptr_buf, given.paged_kv_indices_buf)
@@ -116,7 +116,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         hints=HINTS_OF_PLAN | {"head_dim_vo", "block_tables"},
     )
     def plan(given: Any) -> None:
-        """Which queries and pages belong to each request. Reads the lists back from a card, as FlashInfer does."""
+        """Set the queries and pages of each request. Reads the lists back from a card, as FlashInfer does."""
         own = given.self
         own._plan_layer(given)
         own.cu_q, longest = kept_offsets(own, "qo_indptr", given.qo_indptr)
@@ -176,7 +176,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         hints=HINTS_OF_PLAN | {"head_dim_vo", "qo_indptr_cpu", "kv_indptr_cpu"},
     )
     def plan(given: Any) -> None:
-        """Where each request's queries and keys start."""
+        """Set where each request's queries and keys start."""
         own = given.self
         own._plan_layer(given)
         own._plan_mask(given, given.kv_indptr.cpu().diff())

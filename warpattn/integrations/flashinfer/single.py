@@ -76,7 +76,7 @@ def single_prefill_with_kv_cache(given: Given) -> Any:
 
 
 def _with_mask(given: Given) -> Given:
-    """The arguments with the bits of a mask as a `custom_mask`, which they replace."""
+    """Return the arguments with packed_custom_mask unpacked to `custom_mask`, which it replaces."""
     if given.packed_custom_mask is None:
         return given
     queries, keys = len(given.q), heads_last(given.k, of_layout(given.kv_layout)).shape[0]
@@ -86,7 +86,7 @@ def _with_mask(given: Given) -> Given:
 
 
 def _named(given: Given) -> Given:
-    """The arguments with the factors of tensors of 8 bits by the names that the other calls have for them."""
+    """Return the arguments with factors of 8-bit tensors renamed to the names in other calls."""
     changed: dict[str, Any] = {"q_scale": given.scale_q}
     for name, of in FACTORS.items():
         factor, other, dtype = getattr(given, name), f"{of}_scale", getattr(given, of).dtype

@@ -28,7 +28,7 @@ def merge_states(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def merge_state_in_place(v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor, mask: Tensor | None = None) -> None:
-    """The merged state into v and s; rows where `mask` (rows,) is False stay."""
+    """Merge the other state into v and s; rows where `mask` (rows,) is False stay."""
     merged = _merged([(v, s), (v_other, s_other)])
     if mask is not None:
         _check({"mask": mask}, "rows")

@@ -1,4 +1,4 @@
-"""A BlockMask's blocks as a mask with bounds.
+"""Turns a BlockMask's blocks into a mask with bounds.
 
 FlexAttention lists, for every block of query rows, the blocks of keys that are partly visible (there mask_mod decides)
 and those that are full. Both lists become one small table, and bounds for tiles of rows are prepared from it:
@@ -41,7 +41,7 @@ class BlockSparse(Mask):
 
     @classmethod
     def read(cls, inner: Mask, blocks: Any) -> BlockSparse:
-        """The mask of torch's BlockMask `blocks`, on its device."""
+        """Make the mask of torch's BlockMask `blocks`, on its device."""
         rows, keys = blocks.BLOCK_SIZE
         table = _marked(blocks.kv_num_blocks, blocks.kv_indices, PARTIAL)
         if blocks.full_kv_num_blocks is not None:
@@ -73,11 +73,11 @@ def _row(q: Value, lens: Lengths | None) -> Value:
 
 
 def _marked(counts: Tensor, indices: Tensor, state: int) -> Tensor:
-    """The table [..., row blocks, key blocks] with `state` in the first counts[...] blocks of each row's indices."""
+    """Make a table [..., row blocks, key blocks] with `state` in the first counts[...] blocks of each row's indices."""
     size = indices.shape[-1]
     listed = torch.arange(size, device=indices.device) < counts[..., None]
     wide = torch.zeros((*counts.shape, size + 1), dtype=torch.int8, device=indices.device)
-    place = torch.where(listed, indices, size).long()  # what is not listed goes into a column of its own
+    place = torch.where(listed, indices, size).long()  # others go into an extra column
     return wide.scatter_(-1, place, state)[..., :size].contiguous()
 
 

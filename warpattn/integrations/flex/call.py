@@ -37,7 +37,7 @@ def attend(given: Given) -> Any:
 
 
 def _check(given: Given) -> None:
-    """What `attention` does not know of: layouts, enable_gqa, the sizes of a BlockMask, auxiliary outputs."""
+    """Check what `attention` does not have: layouts, enable_gqa, the sizes of a BlockMask, auxiliary outputs."""
     tensors = {"query": given.query, "key": given.key, "value": given.value}
     for name, x in tensors.items():
         if not isinstance(x, Tensor) or x.ndim != 4 or x.is_nested:

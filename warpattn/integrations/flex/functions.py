@@ -1,7 +1,7 @@
-"""What torch's functions and methods mean for one score or index: on numbers and on symbols (`language.expr`).
+"""Translates torch's functions and methods to operations on one score or index, a number or symbol (`language.expr`).
 
-`function(name)` finds one by the name torch gives it: of a function (`where`), a method (`masked_fill`) or an operator
-(`__radd__`). What is missing here (sin, erf, random numbers, reductions, ...) has no place in the language of masks.
+`function(name)` finds one by torch's name of a function (`where`), a method (`masked_fill`) or an operator
+(`__radd__`). Others (sin, erf, random numbers, reductions, ...) do not exist in the language of masks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NoMethod(NoTranslation, AttributeError):
 
 
 def function(name: str) -> Callable[..., Any] | None:
-    """The meaning of torch's function, method or operator `name`; None if it has none."""
+    """Return the translation of torch's function, method or operator `name`; None if there is none."""
     name = name.strip("_")
     if name[:1] == "r" and name[1:] in BINARY and name not in FUNCTIONS:
         plain = FUNCTIONS[name[1:]]
@@ -67,7 +67,7 @@ def _not(x: Any) -> Any:
 
 
 def _constant(number: Any) -> Callable[..., Any]:
-    """`score.new_ones(())`, `torch.zeros_like(score)`: a number of the given dtype, else of that of `x`."""
+    """Translate `score.new_ones(())`, `torch.zeros_like(score)`: a number of the given dtype, else of `x`'s."""
 
     def make(x: Any, size: Any = (), *, dtype: torch.dtype | None = None) -> Any:
         return _full(x, size, number, dtype=dtype)
@@ -108,7 +108,7 @@ def _is_float(*values: Any) -> bool:
 
 
 def _truncate(x: Any) -> Any:
-    """Floats from 2^23 on are whole numbers."""
+    """Round floats towards zero; from 2^23 on they are whole numbers."""
     return expr.where(abs(x) < 2.0**23, expr.to_float(expr.to_int(x)), x) if _is_float(x) else x
 
 

@@ -1,4 +1,4 @@
-"""FlexAttention's functions as masks and scores: a mask_mod, a BlockMask and a score_mod."""
+"""Turns a mask_mod, a BlockMask or a score_mod of FlexAttention into a mask or score."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Value = Any  # a symbol, a number or a tensor
 class MaskMod(Mask):
     """mask_mod(b, h, q_idx, kv_idx) of FlexAttention as a mask; `extra` are further arguments that it takes."""
 
-    ALONE = True  # what a function reads may differ where the function is the same
+    ALONE = True  # one function may read other values later
     fn: Callable[..., Any]
     extra: Callable[[Lengths], tuple[Any, ...]] | None = None
 
@@ -56,10 +56,10 @@ class ScoreMod(Score):
 
 
 def mask_of(mask: BlockMask | Mask | Callable[..., Any]) -> Mask:
-    """The mask of a BlockMask or a mask_mod; a Mask stays as it is.
+    """Return the mask of a BlockMask or a mask_mod; a Mask is returned unchanged.
 
-    A BlockMask means what FlexAttention's kernels make of it: its full blocks are visible whatever mask_mod says, and
-    blocks that it does not list are hidden. Its block lists are read now, on their device.
+    As in FlexAttention's kernels, full blocks of a BlockMask are visible whatever mask_mod says, and blocks that it
+    does not list are hidden. Its block lists are read now, on their device.
     """
     if isinstance(mask, Mask):
         return mask
@@ -74,7 +74,7 @@ def mask_of(mask: BlockMask | Mask | Callable[..., Any]) -> Mask:
 
 
 def score_of(score: Score | Callable[..., Any]) -> Score:
-    """The score of a score_mod; a Score stays as it is."""
+    """Return the score of a score_mod; a Score is returned unchanged."""
     if isinstance(score, Score):
         return score
     if not callable(score):
@@ -83,7 +83,7 @@ def score_of(score: Score | Callable[..., Any]) -> Score:
 
 
 def _run(mod: MaskMod | ScoreMod, head: tuple[Value, ...], q: Value, k: Value, lens: Lengths | None) -> Value:
-    """The function at row q - (len_k - len_q); with symbols translated, with tensors as it is."""
+    """Call the function with row q - (len_k - len_q); symbols are translated, tensors are passed as such."""
     lens = Lengths(k.shape[-1], k.shape[-1]) if lens is None and isinstance(k, Tensor) else lens
     row = q if lens is None else q - (lens.k - lens.q)
     args = (*head, row, k, *(mod.extra(lens) if mod.extra is not None and lens is not None else ()))

@@ -49,9 +49,9 @@ _ROW = (("sym", "int", "q"), ("sub", "int", ("sym", "int", "len_k"), ("sym", "in
 
 
 def run(fn: Callable[..., Any], *args: Any) -> Any:
-    """`fn(*args)`, every Expr among `args` as a Symbol; gives an Expr or a Python number. Inside of a trace only.
+    """Call `fn(*args)` with every Expr as a Symbol; returns an Expr or a Python number. Only inside of a trace.
 
-    Raises AttentionError, with the line of the function, for what cannot be recorded.
+    Raises AttentionError with the function's line for operations that cannot be recorded.
     """
     recording = _Recording()
     token = _recording.set(recording)
@@ -69,12 +69,12 @@ def run(fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def args_as_symbols(args: Iterable[Any]) -> tuple[Any, ...]:
-    """The arguments of a user's function: an Expr as a Symbol, others as they are."""
+    """Return the arguments of a user's function: an Expr as a Symbol, others unchanged."""
     return tuple(Symbol(x) if isinstance(x, Expr) else x for x in args)
 
 
 class _Recording(TorchFunctionMode):
-    """Translates torch functions that get a Symbol, and remembers the numbers that other ones make.
+    """Translates torch functions that get a Symbol, and remembers 0-dimensional tensors that others make.
 
     `torch.tensor(-1e9)` inside of a function is a constant; a 0-dimensional tensor from outside is read by kernels.
     """
@@ -95,7 +95,7 @@ class _Recording(TorchFunctionMode):
         return result
 
     def translate(self, name: str, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
-        """One call of a torch function, method or operator as a Symbol (or a number, or Rows)."""
+        """Translate a call of a torch function, method or operator to a Symbol (or a number, or Rows)."""
         if name == "__getitem__":
             owner, index = args
             if not isinstance(owner, Tensor):
@@ -125,7 +125,7 @@ class _Recording(TorchFunctionMode):
         return _symbol(expr.load(tensor, *map(_from_start, exact, tensor.shape)))
 
     def plain(self, value: Any) -> Any:
-        """A Symbol as its Expr, a 0-dimensional tensor as a number or what reads it; other values as they are."""
+        """Return a Symbol as its Expr, a 0-dimensional tensor as a number or a read of it, other values unchanged."""
         if isinstance(value, Symbol):
             return value.expr
         if isinstance(value, Tensor) and value.ndim == 0:
@@ -133,7 +133,7 @@ class _Recording(TorchFunctionMode):
         return value
 
     def number(self, tensor: Tensor) -> Expr:
-        """The element of a 0-dimensional tensor from outside of the function, the same view each time."""
+        """Read a 0-dimensional tensor from outside of the function, by the same view each time."""
         if id(tensor) not in self.views:
             self.views[id(tensor)] = tensor.reshape(1)
         return expr.load(self.views[id(tensor)], 0)
@@ -196,7 +196,7 @@ for _name in (*BINARY, *(f"r{_name}" for _name in BINARY), *COMPARISONS, *UNARY,
 
 
 class Rows:
-    """A captured tensor at its first indices, waiting for the others: `table[b][q_idx]`."""
+    """A captured tensor with its first indices given, the others to come: `table[b][q_idx]`."""
 
     def __init__(self, recording: _Recording, tensor: Tensor, index: tuple[Any, ...]) -> None:
         self.recording, self.tensor, self.index = recording, tensor, index
@@ -231,14 +231,14 @@ def _tensor(x: Tensor | Rows) -> str:
 
 
 def _from_start(i: Any, size: int) -> Any:
-    """An index from the end, -size .. -1, as one from the start."""
+    """Convert an index from the end, -size .. -1, to one from the start."""
     if isinstance(i, int):
         return i + size if i < 0 else i
     return i if _at_least_0(i.node) else expr.where(i < 0, i + size, i)
 
 
 def _at_least_0(node: Node) -> bool:
-    """Whether a node is plainly not negative, so that a read needs no test for it."""
+    """Whether a node is known not to be negative, so that a read needs no test for that."""
     op, operands = node.op, node.operands
     if op == "const":
         return node.value >= 0

@@ -1,6 +1,6 @@
 """`flex_attention` in a compiled function: it runs between graphs, because tracers cannot follow the user's functions.
 
-`torch.compile(flex_attention)`, as programs for FlexAttention write, works so; `fullgraph=True` is refused by torch.
+So `torch.compile(flex_attention)`, as FlexAttention's users write, works; torch refuses `fullgraph=True`.
 A mask that was converted before (`flex.mask_of`) is part of the graph: `warpattn.attention(q, k, v, mask=mask)`.
 """
 

@@ -1,11 +1,11 @@
-"""The backend: a step's tables once for all layers, then attention of each layer in any mix of prompts and decoding.
+"""The backend: makes a step's tables once for all layers, then each layer attends to any mix of prompts and decoding.
 
     request slots, lengths ─▶ init_forward_metadata*  ─▶ Step: offsets, lengths, pages     once a step, on the card
     a layer's q, k, v      ─▶ forward_*: SGLang writes the cache, then `StepPlans`         graphs hold these launches
 
-Graphs read tables of the backend's own, which every replay fills anew. They hold decoding and the verifying of drafts,
-which are a request's next tokens in a chain: attention of so many new tokens. `scope.py` says what is refused,
-`pools.py` has the forms of the cache, `latent.py` models with latent attention.
+Graphs read the backend's own tables, which every replay fills anew. They capture decoding and the verification of
+drafts, which are a chain of a request's next tokens, so attention of several new tokens. `scope.py` checks what is
+supported, `pools.py` has the forms of the cache, `latent.py` latent attention.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class Step(NamedTuple):
     cu_q: Tensor  # int32 [requests + 1]
     lengths: Tensor  # int32 [requests], context and new tokens
     tables: Tables  # [requests, pages]
-    max_q: int  # new tokens of a request at most
-    fresh: bool  # no request has context: all keys are at hand
+    max_q: int  # most new tokens of a request
+    fresh: bool  # no request has context: k and v are all keys and values
 
 
 class Even(NamedTuple):
-    """Equally many new tokens of every request, as graphs hold them."""
+    """Equally many new tokens of every request, as in graphs."""
 
     new: int
     uncounted: int  # of them are not in SGLang's lengths
 
 
 def even(batch: Any) -> Even | None:
-    """Of a batch that decodes or verifies drafts; None if it has prompts. AttentionError for other kinds."""
+    """Return the new tokens of a batch that decodes or verifies; None with prompts; AttentionError for other kinds."""
     mode = batch.forward_mode
     if mode.is_decode():
         return Even(1, 0)
@@ -82,7 +82,7 @@ class WarpattnAttnBackend(AttentionBackend):
         self._verify_mask = self._mask_of_drafts(1)
 
     def _mask_of_drafts(self, requests: int) -> VerifyMask | None:
-        """The smallest memory for the mask that SGLang writes; a chain's is causal, so that nothing reads it."""
+        """Allocate the least memory for the mask that SGLang writes; it is causal for a chain, so nothing reads it."""
         return maybe_create_verify_mask(
             is_draft_runner=False, skip_prefill=False, max_bs=requests, max_context_len=self.max_context_len,
             num_draft_tokens=self.decoded if self.decoded > 1 else None, device=self.slots.device, is_read=False,
@@ -93,10 +93,10 @@ class WarpattnAttnBackend(AttentionBackend):
         return self._verify_mask
 
     def update_verify_buffers_to_fill_after_draft(self, spec_info: Any, cuda_graph_bs: int | None) -> None:
-        """Nothing: tables depend on the number of drafts alone."""
+        """Do nothing: tables only depend on the number of drafts."""
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """Tables of captured steps, of up to `max_bs` requests."""
+        """Allocate the tables of captured steps, for up to `max_bs` requests."""
         pages = -(-self.slots.shape[1] // self.page_size)
         numbers = torch.arange(max_bs + 1, dtype=torch.int32, device=self.slots.device)
         tables = self.pool.tables(numbers.new_zeros(max_bs, pages), max_num_tokens)
@@ -105,11 +105,11 @@ class WarpattnAttnBackend(AttentionBackend):
         self._verify_mask = self._mask_of_drafts(max_bs)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
-        """Length of a request that pads a captured batch."""
+        """Return the length of a request that pads a captured batch."""
         return 1
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """A step that no graph holds."""
+        """Prepare a step that runs outside of graphs."""
         batch, requests = forward_batch, forward_batch.batch_size
         if batch.forward_mode.is_idle():
             return
@@ -129,7 +129,7 @@ class WarpattnAttnBackend(AttentionBackend):
         self.forward_metadata = step
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """A captured step: equally many new tokens of every request."""
+        """Prepare a captured step: equally many new tokens of every request."""
         batch = forward_batch
         same = even(batch)
         if same is None:
@@ -137,7 +137,7 @@ class WarpattnAttnBackend(AttentionBackend):
             rule = "warpattn's SGLang backend has those of decoding and of drafts"
             raise AttentionError(f"a CUDA graph of mode {mode} is requested; {rule}")
         requests, whole = batch.batch_size, self._captured
-        if same.new not in self._offsets:  # graphs find them where they were
+        if same.new not in self._offsets:  # kept, since graphs hold their address
             self._offsets[same.new] = whole.cu_q * same.new
         offsets = self._offsets[same.new]
         tables = whole.tables.first(requests, len(batch.out_cache_loc))
@@ -148,21 +148,21 @@ class WarpattnAttnBackend(AttentionBackend):
         self.forward_metadata = step
 
     def _longest(self, batch: Any, same: Even | None) -> int:
-        """Tokens of the longest request, from the host's copy of the lengths."""
+        """Return the tokens of the longest request, from the host's copy of the lengths."""
         lengths, most = batch.seq_lens_cpu, self.slots.shape[1]
         return most if lengths is None else min(most, max(1, int(lengths.max()) + (same.uncounted if same else 0)))
 
     def _firsts(self, batch: Any, pages: int) -> Tensor:
-        """The first slot of every page of every request; those past a request's last page are not read."""
+        """Return the first slot of every page of every request; those past a request's last page are not read."""
         firsts = self.slots[:, : pages * self.page_size : self.page_size]
         return firsts[batch.req_pool_indices[: batch.batch_size]]
 
     def forward_decode(self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, *rest: Any, **named: Any):
-        """One new token of every request, (tokens, heads · head_dim)."""
+        """Attend one new token of every request, (tokens, heads · head_dim)."""
         return self._forward(q, k, v, layer, forward_batch, *rest, **named)
 
     def forward_extend(self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, *rest: Any, **named: Any):
-        """Prompts, chunks of them, and decoding requests beside them."""
+        """Attend prompts or chunks of them, and decoding requests in the same batch."""
         return self._forward(q, k, v, layer, forward_batch, *rest, **named)
 
     def _forward(
@@ -204,7 +204,7 @@ class WarpattnAttnBackend(AttentionBackend):
         return out.flatten(1)
 
     def _modifiers_of(self, layer: Any) -> LayerModifiers:
-        """Mask, score and scale of a layer, checked once."""
+        """Return mask, score and scale of a layer, checked once."""
         found = self._modifiers.get(layer.layer_id)
         if found is None:
             found = self._modifiers[layer.layer_id] = modifiers_of(layer)
@@ -212,7 +212,7 @@ class WarpattnAttnBackend(AttentionBackend):
 
 
 def modifiers_of(layer: Any) -> LayerModifiers:
-    """Mask, score and scale of a layer; AttentionError for one that the backend does not have."""
+    """Return mask, score and scale of a layer; raises AttentionError for an unsupported one."""
     rules, what = Rules(), "warpattn's SGLang backend has"
     rules.require(not layer.is_cross_attention, "the layer is cross-attention", f"{what} self-attention")
     kinds = AttentionType.DECODER, AttentionType.ENCODER_ONLY

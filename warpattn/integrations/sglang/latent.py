@@ -23,10 +23,10 @@ NAME = "warpattn"
 
 
 def register(runner: Any) -> None:
-    """Tell SGLang's models which form this backend takes; what they do not know they give decode's form for prompts,
+    """Tell SGLang's models which form this backend takes; for unknown backends they use decode's form for prompts, with
     queries and keys joined.
 
-    SGLang scales queries by their positions (Mistral's models) only where it joins them, so those models go on to.
+    SGLang scales queries by their positions (Mistral's models) only where it joins them, so those models keep that.
     """
     from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry, AttnForwardMethod
     from sglang.srt.models.deepseek_common.utils import FORWARD_ABSORB_CORE_ATTENTION_BACKENDS as IN_PARTS
@@ -46,7 +46,7 @@ def register(runner: Any) -> None:
 def prompts(
     q: Tensor, k: Tensor | None, v: Tensor | None, new: Ragged, layer: Any, batch: Any, modifiers: LayerModifiers
 ) -> Any:
-    """New tokens among themselves (`new`), or over a chunk of their context, as `batch` says.
+    """Attend new tokens to themselves (`new`), or to a chunk of their context, as `batch` says.
 
     Returns out (tokens, heads · Dv); where SGLang merges parts, out (tokens, heads, Dv) and a natural lse (tokens,
     heads).
@@ -65,8 +65,8 @@ def prompts(
 
 
 def decode(kv: PagedKV, modifiers: LayerModifiers, seq: Ragged, *q: Tensor) -> Tensor:
-    """q (tokens, heads, 576), or 512 and 64 columns of it, up to `seq.max_q` tokens of a request; returns (tokens,
-    heads · 512)."""
+    """Attend q (tokens, heads, 576), or 512 and 64 columns of it, up to `seq.max_q` tokens of a request; returns
+    (tokens, heads · 512)."""
     requests, (first, *_), tail = len(kv.lengths), q, modifiers.tail(q[0].device)
     out = first.new_empty(*first.shape[:2], kv.v_pages.shape[-1])
     if len(first) == requests * (seq.max_q or 0):

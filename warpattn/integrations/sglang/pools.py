@@ -1,8 +1,8 @@
-"""The forms of SGLang's cache: keys and values, those of layers with windows in a cache of their own, or latents.
+"""The forms of SGLang's cache: keys and values, a separate cache for layers with windows, or latents.
 
 SGLang names a token's slot in its cache; a page is `page_size` slots, so every `page_size`-th slot of a request names
-its page. Layers with windows may have fewer slots, to which the pool maps the others; a slot that no window reaches any
-more is mapped to page 0, whose keys the mask hides.
+its page. Layers with windows may have fewer slots; the pool maps full slots to them, and a slot that no window reaches
+any more to page 0, whose keys the mask hides.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from warpattn.serving.slots import append_slots
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 EIGHT_BIT = (torch.float8_e4m3fn, torch.float8_e5m2)
 LATENT = (576, 512)  # columns of latents with their rotary part, and of values, that kernels have
-POOLS = (MHATokenToKVPool, SWAKVPool, MLATokenToKVPool)  # nothing that inherits from them: it may name slots otherwise
+POOLS = (MHATokenToKVPool, SWAKVPool, MLATokenToKVPool)  # no subclasses: these may name slots otherwise
 
 
 class Tables(NamedTuple):
-    """Pages of every request, and where layers with windows have theirs."""
+    """Pages of every request, and those of layers with windows."""
 
     pages: Tensor  # int32 [requests, pages]
     window_pages: Tensor | None = None
     window_slots: Tensor | None = None  # int64 [new tokens]
 
     def first(self, requests: int, tokens: int) -> Tables:
-        """Those of the first requests and new tokens."""
+        """Return the tables of the first requests and new tokens."""
         if self.window_pages is None or self.window_slots is None:
             return Tables(self.pages[:requests])
         return Tables(self.pages[:requests], self.window_pages[:requests], self.window_slots[:tokens])
@@ -50,7 +50,7 @@ class Pool:
 
     @staticmethod
     def of(runner: Any, on_card: bool) -> Pool:
-        """AttentionError for a cache that the backend cannot read."""
+        """Return the runner's cache; raises AttentionError if the backend cannot read it."""
         pool, rules = runner.token_to_kv_pool, Rules()
         latent = bool(getattr(runner, "use_mla_backend", False))
         rule = f"it must be {MLATokenToKVPool.__name__}" if latent else "it must be MHATokenToKVPool or SWAKVPool"
@@ -84,12 +84,12 @@ class Pool:
         return self.pool.dtype in EIGHT_BIT
 
     def holds(self, layer: Any) -> bool:
-        """Whether a layer's keys are what a cache of latents holds."""
+        """Whether a layer's keys are the latents of the cache."""
         dims = (layer.tp_k_head_num, layer.qk_head_dim, layer.v_head_dim)
         return dims == (1, self.pool.kv_cache_dim, self.pool.kv_lora_rank)
 
     def tables(self, pages: Tensor, tokens: int) -> Tables:
-        """Tables of so many new tokens; `pages` is to be filled."""
+        """Allocate tables for `tokens` new tokens; `fill` writes them."""
         if not isinstance(self.pool, SWAKVPool):
             return Tables(pages)
         return Tables(pages, torch.zeros_like(pages), pages.new_zeros(tokens, dtype=torch.int64))
@@ -104,19 +104,19 @@ class Pool:
             tables.window_slots.copy_(self.pool.translate_loc_from_full_to_swa(slots))
 
     def write(self, layer: Any, batch: Any, tables: Tables, k: Tensor, v: Tensor | None) -> None:
-        """Keys and values of new tokens into the cache. One of 8 bits divides k and v by their scales, in place."""
+        """Write new keys and values into the cache. One of 8 bits divides k and v by their scales, in place."""
         scales = () if self.latent else (layer.k_scale, layer.v_scale)
         where = KVWriteLoc.for_batch(batch, swa_loc=tables.window_slots)
         self.pool.set_kv_buffer(layer, where, k, v, *scales)
 
     def write_latents(self, layer: Any, batch: Any, latents: Tensor, rotary: Tensor) -> None:
-        """Latents (tokens, 1, 512) and rotary keys (tokens, 1, 64) of new tokens into the cache."""
+        """Write latents (tokens, 1, 512) and rotary keys (tokens, 1, 64) of new tokens into the cache."""
         pages = paged_view(self.pool.get_key_buffer(layer.layer_id), self.page_size)
         k_pages, v_pages = pages.split([latents.shape[-1], rotary.shape[-1]], -1)
         append_slots(latents, rotary.view(len(latents), 1, -1), k_pages, v_pages, batch.out_cache_loc)
 
     def pages(self, layer: Any, tables: Tables, lengths: Tensor) -> PagedKV:
-        """A layer's keys and values."""
+        """Return a layer's keys and values."""
         keys, values = self.pool.get_key_buffer(layer.layer_id), self.pool.get_value_buffer(layer.layer_id)
         if self.latent:
             both, size = paged_view(keys, self.page_size), layer.v_head_dim
@@ -136,5 +136,5 @@ class Pool:
 
 
 def _whole(scale: Tensor | None) -> Tensor | None:
-    """A scale of one number without dimensions, however SGLang keeps it."""
+    """Return a scale, one of a single number without dimensions."""
     return None if scale is None else scale.detach().reshape(()) if scale.numel() == 1 else scale.detach()

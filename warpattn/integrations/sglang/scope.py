@@ -1,4 +1,4 @@
-"""What SGLang is asked to do that the backend has not, found when it is made and not in a step that serves."""
+"""Checks, when the backend is made, that it supports everything that SGLang is configured to do."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ HAS = "warpattn's SGLang backend has"
 
 
 def check_scope(runner: Any) -> int:
-    """New tokens of a decoding request at most, its drafts among them. AttentionError for what a runner is to do and
-    the backend has not."""
+    """Return the most new tokens of a decoding request, drafts included. Raises AttentionError if the runner is to do
+    anything that the backend does not support."""
     rules, model, parallel, spec = Rules(), runner.model_config, get_parallel(), get_spec()
     algorithm = spec.speculative_algorithm
     known = algorithm is None or algorithm.upper() in DRAFTING

@@ -4,9 +4,9 @@
     register()
     model = AutoModel.from_pretrained(name, attn_implementation="warpattn")
 
-transformers asks two functions of an implementation: one makes the mask, once per forward pass, the other attends, once
-per layer. Its own implementations hand a (batch, 1, queries, keys) tensor from one to the other. Here a `Mask` goes
-that way: it knows which tiles it hides, and is a few bytes where the tensor grows with the square of the length.
+transformers calls two functions of an implementation: one makes the mask, once per forward pass, the other attends,
+once per layer. Its own implementations pass a (batch, 1, queries, keys) tensor between the two. Ours passes a `Mask`:
+it knows which tiles it hides, and has a few bytes where the tensor grows with the square of the length.
 
     model ── build_mask ──► Mask ──┬── attend(layer 0) ── attention | attention_varlen
              (masks.py)            ├── attend(layer 1)    (attend.py)

@@ -1,8 +1,8 @@
-"""transformers' attention function: what one layer asks, as one call of warpattn.
+"""transformers' attention function: turns one layer's arguments into one call of warpattn.
 
-Everything that would change the result is either understood or refused. Understood: the mask (a `Mask` of `build_mask`,
-a 4-D tensor of the user's, or none), `softcap`, `s_aux` (sinks), `position_bias`, `sliding_window` where no mask says
-it, packed batches described by `cu_seq_lens_q` and `cu_seq_lens_k`, and continuous batching (`continuous.py`).
+Every option that would change the result is either supported or refused. Supported: the mask (a `Mask` of `build_mask`,
+a 4-D tensor of the user's, or none), `softcap`, `s_aux` (sinks), `position_bias`, `sliding_window` if there is no mask,
+packed batches described by `cu_seq_lens_q` and `cu_seq_lens_k`, and continuous batching (`continuous.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REFUSED = {
     "output_attentions": "warpattn never has the weights in memory: use attn_implementation='eager'",
 }
 
-# What configurations call the rate of attention's dropout; the first that has the given rate is named.
+# Names of attention's dropout rate in configurations; the error names the first that has the given rate.
 DROPOUT_KEYS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "attn_dropout", "dropout_rate",
                 "attention_dropout_rate", "attn_dropout_prob", "dropout")  # fmt: skip
 
@@ -68,7 +68,7 @@ def attend(
 
 
 def _refuse_dropout(module: nn.Module, rate: float | None) -> None:
-    """A model in training mode has the rate of its configuration."""
+    """Refuse dropout; a model in training mode passes the rate of its configuration."""
     if not rate:
         return
     config = getattr(module, "config", None)
@@ -101,7 +101,7 @@ def _as_mask(module: nn.Module, mask: Mask | Tensor | None, options: dict[str, A
 
 
 def _score(options: dict[str, Any]) -> Score | None:
-    """Soft-cap, then the position bias, as eager attention applies them; a mask comes after both."""
+    """Make the score: soft-cap, then position bias, as eager attention does; a mask comes after both."""
     cap, bias = options.get("softcap"), options.get("position_bias")
     if bias is None:
         return SoftCap(cap) if cap else None
@@ -109,12 +109,12 @@ def _score(options: dict[str, Any]) -> Score | None:
 
 
 def _sinks(query: Tensor, sinks: Tensor | None) -> Tensor | None:
-    """The sinks in a dtype that `attention` takes: that of the queries, or fp32 for any other."""
+    """Return the sinks in a dtype that `attention` takes: the queries', else fp32."""
     return sinks if sinks is None or sinks.dtype == query.dtype else sinks.float()
 
 
 def _packed(options: dict[str, Any]) -> Ragged | None:
-    """The sequences of a packed batch, where the caller says where they start."""
+    """Return the sequences of a packed batch, if the caller gives their offsets."""
     cu_q, cu_k = options.get("cu_seq_lens_q"), options.get("cu_seq_lens_k")
     if cu_q is None:
         return None
@@ -125,7 +125,7 @@ def _packed(options: dict[str, Any]) -> Ragged | None:
 
 
 def _within_sequences(mask: Mask) -> Mask:
-    """The mask as one sequence of a packed batch sees it: `Document` is what the offsets already say."""
+    """Return the mask within one sequence of a packed batch, without `Document`, which the offsets replace."""
     match mask:
         case And(left, right):
             parts = [part for part in map(_within_sequences, (left, right)) if part != Full()]

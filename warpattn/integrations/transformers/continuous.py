@@ -1,10 +1,10 @@
-"""Continuous batching (`generate_batch`): a step of many requests over transformers' own paged cache.
+"""Continuous batching (`generate_batch`): attends a step of many requests over transformers' own paged cache.
 
     queries    q q q q | q | q           cu_seq_lens_q      new tokens of each request, end to end, a batch of 1
     keys       k k k k | k k k | k k     cu_seq_lens_k      read from the cache by `cache.update`
 
-transformers admits its own implementations only: on a card with flash-attn it replaces any other with one line in the
-log, elsewhere it refuses it. So its choice is wrapped, and keeps a model's implementation if that is ours.
+transformers allows its own implementations only: on a card with flash-attn it replaces any other with one line in the
+log, elsewhere it refuses it. So we wrap its choice to keep a model's implementation if that is ours.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def admit(name: str) -> None:
 
 
 def _wrap_choice() -> None:
-    """Wrap transformers' choice of an implementation once; versions without one choose none."""
+    """Wrap transformers' choice of an implementation, in versions that have one."""
     choose = getattr(ContinuousBatchingManager, CHOICE, None)
     if choose is None:
         return
@@ -49,8 +49,8 @@ def _wrap_choice() -> None:
 def read_cache(
     cache: Any, module: nn.Module, key: Tensor, value: Tensor, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """Write a step's keys and values (1, heads, tokens, head_dim) into the cache: all that its requests see, and in
-    `options` where each one's begin."""
+    """Write a step's keys and values (1, heads, tokens, head_dim) into the cache; return all that its requests see, and
+    set their offsets in `options`."""
     if not hasattr(cache, "update") or options.get("block_table") is not None:
         given = "a block table" if hasattr(cache, "update") else f"a {type(cache).__name__}"
         raise AttentionError(f"cache is {given}; warpattn reads transformers' PagedAttentionCache by its index")
@@ -63,8 +63,8 @@ def read_cache(
 def _read_rows(
     cache: Any, what: dict[str, Any], module: nn.Module, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """The same where the cache (transformers 5.17) gives rows (tokens, heads, head_dim), and the step says what holds
-    for layers of each kind."""
+    """Do the same in transformers 5.17, whose cache gives rows (tokens, heads, head_dim) and whose options are per kind
+    of layer."""
     rows = cache.update(**what, read_index=options["read_index"], write_index=options["write_index"])
     kind = "sliding_attention" if getattr(module, "sliding_window", None) else "full_attention"
     for name, theirs in THEIR_NAMES.items():

@@ -1,16 +1,16 @@
-"""transformers' mask function: its mask functions and padding tensors, as a `Mask`.
+"""transformers' mask function: turns its mask functions and padding tensors into a `Mask`.
 
 transformers builds masks from functions that it nests: `and_masks(sliding_window_overlay(1024), causal_mask_function)`.
-Those that it defines itself are recognised by name, and what they closed over is read, so that they become masks that
-know their span. Every other function (a model's own) is evaluated by transformers and becomes `Materialized`.
+We recognise its own functions by name and read their closures, so that they become masks with a span. Every other
+function (a model's own) is evaluated by transformers and becomes `Materialized`.
 
-Its positions are q_offset + row and kv_offset + column, ours are those of the keys at hand, ending at the last key:
+Its positions are q_offset + row and kv_offset + column; ours count the given keys, the last row at the last key:
 
     dynamic cache   keys  k k k k k q q        the rows end at the last key; nothing to do
     static cache    keys  k k k k k q q . .    `room` unused slots after them: `BeforeRoom` moves the rows to the left
 
-With a static cache, `generate` makes the mask itself and gives it to the model as `attention_mask`, which hands it to
-the mask function again: `ForwardMask` has what that way asks of a tensor.
+With a static cache, `generate` makes the mask and gives it to the model as `attention_mask`, which passes it to the
+mask function again: `ForwardMask` has the tensor attributes that this path reads.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def build_mask(
     attention_mask: Tensor | None = None,
     **options: Any,
 ) -> ForwardMask:
-    """The `Mask` of one forward pass.
+    """Make the `Mask` of one forward pass.
 
     `attention_mask` is bool (batch, keys seen so far), True for real tokens; `kv_offset` among the options is the
     position of the first key. A static cache gives its position as a tensor, so that nothing is read back from a GPU.
@@ -78,7 +78,7 @@ def build_mask(
 
 
 def recognise(function: Callable, kv_offset: int = 0) -> Mask | None:
-    """The mask that a mask function of transformers computes, in key positions; None for any other function."""
+    """Return the mask of a mask function of transformers, in key positions; None for any other function."""
     if function is causal_mask_function:
         return Causal()
     if function is bidirectional_mask_function:
@@ -102,14 +102,14 @@ def recognise(function: Callable, kv_offset: int = 0) -> Mask | None:
         case "packed_sequence_mask_function", {"packed_sequence_mask": ids}:
             return Document(ids, runs=True)  # they count the sequences
         case "remap_positions_for_packed_sequence", {"mask_function": inner}:
-            # Positions in a sequence instead of in the batch: the same where only their difference counts.
+            # It gets positions in a sequence, not in the batch: the same if only their difference counts.
             mask = recognise(inner, kv_offset)
             return mask if isinstance(mask, Causal | Full | SlidingWindow) else None
     return None
 
 
 def padding_mask(real: Tensor) -> Mask:
-    """The mask of a bool (batch, keys) tensor, True for tokens. Reads back two bools, unless it is being compiled."""
+    """Make the mask of a bool (batch, keys) tensor, True for tokens. Reads back two bools, unless compiling."""
     if not torch.compiler.is_compiling():
         lengths = real.sum(dim=1, dtype=torch.int32)
         at_front = torch.arange(real.shape[1], device=real.device) < lengths[:, None]
@@ -122,18 +122,18 @@ def padding_mask(real: Tensor) -> Mask:
 
 
 class NoTensorError(AttentionError, AttributeError):
-    """A model's own code takes the mask of a forward pass for a tensor."""
+    """Raised if a model's own code uses the mask of a forward pass as a tensor."""
 
 
 @dataclass(frozen=True)
 class ForwardMask(Mask):
-    """`mask`, and what transformers asks of one that it passes on: a number of dimensions, contiguity."""
+    """`mask` with the tensor attributes that transformers reads: a number of dimensions, contiguity."""
 
     mask: Mask
     ndim: ClassVar[int] = 4
 
     def contiguous(self) -> ForwardMask:
-        """Itself."""
+        """Return itself."""
         return self
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -155,9 +155,9 @@ class ForwardMask(Mask):
 
 @dataclass(frozen=True, eq=False)
 class RealTokens(Mask):
-    """real[b, k]: padding anywhere. real: bool [B, K].
+    """real[b, k], for padding anywhere. real: bool [B, K].
 
-    The span goes from a row's first token to its last; if it has nothing but tokens, all of it is visible.
+    The span goes from a row's first token to its last; without padding in between, all of it is visible.
     """
 
     real: Tensor
@@ -194,13 +194,13 @@ class BeforeRoom(Mask):
 
 
 def _chunked(size: int, starts: Tensor) -> Mask:
-    """Chunks of `size` counted from starts[b]; keys further away than that are never in one's own."""
+    """Make the mask of chunks of `size` counted from starts[b]; the window bounds the keys of a chunk."""
     own = CustomMask(lambda b, h, q, k, start: (k - start[b]) // size == (q - start[b]) // size, start=starts)
     return own & SlidingWindow(size, right=size - 1)
 
 
 def _joined(parts: list[Mask | None]) -> Mask:
-    """All of `parts` at once, without those that hide nothing; a window and causality are one mask."""
+    """Join `parts` by &, without those that hide nothing; a window and `Causal` become one mask."""
     masks = [part for part in parts if part is not None and part != Full()]
     windows = [part for part in masks if isinstance(part, SlidingWindow) and part.right is None]
     if Causal() in masks and len(windows) == 1:
@@ -216,7 +216,7 @@ def _materialized(
     attention_mask: Tensor | None,
     options: dict[str, Any],
 ) -> ForwardMask:
-    """The tensor that transformers would have handed to torch's attention."""
+    """Make the mask tensor that transformers would have passed to torch's attention."""
     options = options | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     full = sdpa_mask(
         batch_size, *lengths, q_offset, mask_function=mask_function, attention_mask=attention_mask, **options

@@ -7,15 +7,15 @@ launch, `append_slots`) and `forward`. A step of the engine is a batch of reques
 
     requests     0    1    2    3         4
     new tokens   1    1    1    300       128
-    context    812   77  501      0      1024          one `StepPlan`: decode and prefill kernels share them out
+    context    812   77  501      0      1024          one `StepPlan`: decode and prefill kernels divide them
 
-    backend.py    what vLLM asks before it chooses          metadata.py   a step, the same for all layers
+    backend.py    tells vLLM what is supported              metadata.py   a step, the same for all layers
     layer.py      one layer's mask, score and options       impl.py       one layer's attention
     images.py     ranges of tokens that see each other
-    latent.py     models with latent attention: by itself, since it builds on vLLM's classes for them
+    latent.py     models with latent attention: a separate backend on vLLM's classes for them
 
-Nothing is read back from the card and launches do not depend on lengths, so on Hopper CUDA graphs hold any step. No
-other card has captured one.
+Nothing is read back from the card and launches do not depend on lengths, so on Hopper CUDA graphs can capture any step.
+Graphs have not been tried on other cards.
 """
 
 from warpattn.integrations.vllm.backend import WarpattnBackend

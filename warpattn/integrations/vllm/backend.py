@@ -1,4 +1,4 @@
-"""What vLLM asks about the backend before it makes one."""
+"""Tells vLLM what the backend supports, before vLLM makes one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEAD_BY_HEAD, ROW_BY_ROW = (0, 1, 2, 3), (0, 2, 1, 3)  # axes of (pages, heads, 
 
 
 class WarpattnBackend(AttentionBackend):
-    """What vLLM asks about the backend before it makes one."""
+    """The class that vLLM asks what the backend supports."""
 
     supported_dtypes = [torch.float16, torch.bfloat16]  # noqa: RUF012 - the base class declares it so
     supported_kv_cache_dtypes = CACHE_DTYPES
@@ -29,7 +29,7 @@ class WarpattnBackend(AttentionBackend):
 
     @staticmethod
     def get_name() -> str:
-        """Its own, or CUSTOM in versions of vLLM that take no new names: vLLM looks its enumeration up by it."""
+        """WARPATTN, or CUSTOM if vLLM takes no new names: vLLM looks the name up in its enumeration."""
         return NAME if NAME in AttentionBackendEnum.__members__ else "CUSTOM"
 
     @staticmethod
@@ -49,8 +49,8 @@ class WarpattnBackend(AttentionBackend):
 
     @staticmethod
     def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
-        """The shape's axes in memory, by vLLM's setting (vLLM before 0.30 asks): usually a row of all heads after the
-        other, from which decode reads 2 % faster than from a head's rows end to end (bench/notes.md 172)."""
+        """The order of the shape's axes in memory, by vLLM's setting (vLLM before 0.30 asks): usually all heads of a
+        row together, which decode reads 2 % faster than all rows of a head (bench/notes.md 172)."""
         if include_num_layers_dimension:
             raise NotImplementedError  # a cache for each layer
         from vllm.v1.attention.backends.utils import get_kv_cache_layout
@@ -83,7 +83,7 @@ class WarpattnBackend(AttentionBackend):
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
-        """On Hopper: elsewhere decode and prefill are kernels with other sums."""
+        """On Hopper only: elsewhere decode and prefill kernels sum in different orders."""
         return on_hopper()
 
     @classmethod
@@ -100,7 +100,7 @@ class WarpattnBackend(AttentionBackend):
 
     @classmethod
     def supports_combination(cls, head_size: int, *others: Any) -> str | None:
-        """Why a head dim will not do on a card; vLLM asks with nine arguments, the last one the card's capability."""
+        """Return why a card cannot have a head dim; vLLM passes nine arguments, the last is the card's capability."""
         largest = largest_head(others[-1])
         hopper = not torch.version.hip and (others[-1].major, others[-1].minor) == (9, 0)
         if any(other in EIGHT_BIT for other in others[:2]):
@@ -116,5 +116,5 @@ class WarpattnBackend(AttentionBackend):
 
 
 def largest_head(capability: Any) -> int | None:
-    """The largest head dim that kernels of a card take; None if there are none for it."""
+    """Return the largest head dim of a card's kernels; None if it has no kernels."""
     return (ROCM if torch.version.hip else CUDA).get((capability.major, capability.minor))

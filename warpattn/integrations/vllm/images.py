@@ -3,8 +3,8 @@
     prompt      text text  image image image image  text        ranges of an image: [2, 5] of the prompt's positions
     token 3     k <= 3  or 2 <= k < 6                           on top of what the layer's mask shows
 
-vLLM says on the host which ranges each request has. The table is by new token, since an image is never cut by a step
-(vLLM sees to that), and its memory stays, so that masks over it are made once.
+vLLM gives the ranges of each request on the host. The table is per new token, since vLLM never splits an image between
+steps; it stays at one address, so masks over it are made once.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Value = Any  # a symbol, a number or a tensor
 
 @dataclass(frozen=True, eq=False)
 class WithRanges(Mask):
-    """`mask`, and for each query the keys of its range. ranges: int32 (2, tokens), first key and the one past the last,
-    0 and 0 for none; a sequence's tokens begin at starts[b], int32."""
+    """`mask`, plus the keys of each query's range. ranges: int32 (2, tokens), first key and one past the last, 0 and 0
+    for none; a sequence's tokens begin at starts[b], int32."""
 
     mask: Mask
     ranges: Tensor
@@ -39,7 +39,7 @@ class WithRanges(Mask):
 
     def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
         span = self.mask.kv_span(b, h, q_lo, q_hi, lens)
-        first, end = self._range(b, q_lo, lens)  # a range that begins above the rows is the first row's, too
+        first, end = self._range(b, q_lo, lens)  # a range that begins before these rows contains the first
         _, newest = self._range(b, minimum(q_hi, lens.k - 1), lens)
         oldest = minimum(span.first, where(end > 0, first, span.first))
         return Span(oldest, span.full_lo, span.full_hi, maximum(span.last, newest))
@@ -50,7 +50,7 @@ class WithRanges(Mask):
 
 
 class ImageRanges:
-    """The ranges of a step's tokens on the card, and the masks of layers over them."""
+    """The ranges of a step's tokens on the card, and masks of layers with them."""
 
     def __init__(self, tokens: int, requests: int, device: torch.device) -> None:
         self.tokens, self.requests = rounded(tokens), rounded(requests)
@@ -63,8 +63,8 @@ class ImageRanges:
         return tokens <= self.tokens and requests <= self.requests
 
     def write(self, starts: list[int], found: list[tuple[int, int, int, int]]) -> None:
-        """One copy to the card: where requests begin, and (token, token past the last, key, key past the last) of every
-        range."""
+        """Copy to the card, at once, where requests begin, and (first token, one past the last, first key, one past the
+        last) of every range."""
         host = torch.zeros(len(self._memory), dtype=torch.int32, pin_memory=self._memory.is_cuda)
         ranges = host[: 2 * self.tokens].view(2, self.tokens)
         for begin, stop, first, end in found:
@@ -74,7 +74,7 @@ class ImageRanges:
         self._memory.copy_(host, non_blocking=True)
 
     def over(self, layer: LayerModifiers, within_window: bool) -> LayerModifiers:
-        """A layer's modifiers with the ranges; `within_window`: a window bounds ranges, too (Gemma 4)."""
+        """Return a layer's modifiers with the ranges; `within_window`: a window bounds ranges, too (Gemma 4)."""
         key = (layer, within_window)
         if key not in self._masks:
             mask, window = layer.mask, getattr(layer.mask, "window", None)
@@ -87,7 +87,7 @@ class ImageRanges:
 
 
 def ranges_of(common: Any) -> tuple[list[int], list[tuple[int, int, int, int]]]:
-    """(where requests begin, ranges for `ImageRanges.write`) of a batch; no ranges where no new token is in one.
+    """Return where requests of a batch begin, and its ranges for `ImageRanges.write`; none without a new token in one.
 
     vLLM's ranges are (first, last) positions of each request; its bounds of lengths are exact for prompts."""
     given, bounds = getattr(common, "mm_req_doc_ranges", None), getattr(common, "seq_lens_cpu_upper_bound", None)

@@ -18,7 +18,7 @@ from warpattn.serving import append_slots
 
 
 def key_and_value_pages(kv_cache: Tensor, head_size: int) -> tuple[Tensor, Tensor]:
-    """Views (pages, page size, heads, head_dim) of vLLM's cache (pages, heads, page size, keys and values)."""
+    """Return views (pages, page size, heads, head_dim) of vLLM's cache (pages, heads, page size, keys and values)."""
     keys, values = kv_cache.transpose(1, 2).split(head_size, dim=-1)
     return keys, values
 
@@ -39,7 +39,7 @@ class Cache(NamedTuple):
 
 
 def whole(scale: Tensor) -> Tensor:
-    """A scale of one number, which vLLM may keep as [1], without dimensions."""
+    """Return a scale of one number, which may have shape [1], without dimensions."""
     return scale.reshape(()) if scale.numel() == 1 else scale
 
 
@@ -64,7 +64,7 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
         self._sinks: Tensor | None = None
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """Sinks as kernels read them, once."""
+        """Convert sinks once to what kernels read."""
         self._sinks = None if self.options.sinks is None else self.options.sinks.detach().float().contiguous()
 
     def do_kv_cache_update(
@@ -78,7 +78,7 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
             append_slots(key, value, *pages, slot_mapping, k_scale=cache.k_scale, v_scale=cache.v_scale)
 
     def _cache(self, layer: Any, kv_cache: Tensor) -> Cache:
-        """The cache, whose 8-bit values vLLM keeps as bytes beside the layer's scales."""
+        """Return the cache; vLLM keeps 8-bit values as bytes, and their scales in the layer."""
         stored = EIGHT_BIT.get(self.kv_cache_dtype)
         if stored is None:
             return Cache(*key_and_value_pages(kv_cache, self.head_size))
@@ -102,13 +102,13 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
             raise AttentionError(
                 f"{given[0]} is given; warpattn's vLLM backend writes outputs in the dtype of the queries"
             )
-        if attn_metadata is None:  # vLLM measures memory
+        if attn_metadata is None:  # vLLM's memory profiling
             return output.fill_(0)
         out = output.view(len(output), self.num_heads, self.head_size)
         if self.options.attn_type in ENCODERS:
             self._fresh(attn_metadata, self.modifiers, (query, key, value), out)
             return output
-        shared = self.options.kv_sharing_target_layer_name is not None  # keys lie in another layer's cache
+        shared = self.options.kv_sharing_target_layer_name is not None  # keys are in another layer's cache
         step, modifiers = attn_metadata, self._modifiers(layer, attn_metadata)
         if step.fresh and not shared:
             self._fresh(step, modifiers, (query, key, value), out)
@@ -117,7 +117,7 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
         return output
 
     def _modifiers(self, layer: Any, step: WarpattnMetadata) -> LayerModifiers:
-        """Those of the layer in a step: without causality, or with images that see both directions."""
+        """Return the layer's modifiers in a step, which may be non-causal or have images."""
         if not step.causal:
             return self.both_directions
         if step.images is None:
@@ -127,7 +127,7 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
     def _ragged(
         self, step: WarpattnMetadata, modifiers: LayerModifiers, query: Tensor, cache: Cache, out: Tensor
     ) -> None:
-        """Any mix of new tokens against the requests' pages."""
+        """Attend any mix of new tokens to the requests' pages."""
         tokens = step.num_actual_tokens
         pages = cache.pages(step.block_table, step.seq_lens)
         seq = Ragged(step.query_start_loc, max_q=step.max_query_len)
@@ -140,7 +140,7 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
     def _fresh(
         self, step: WarpattnMetadata, modifiers: LayerModifiers, qkv: tuple[Tensor, Tensor, Tensor], out: Tensor
     ) -> None:
-        """Requests whose keys are all at hand."""
+        """Attend requests without context, whose keys are all in this step."""
         tokens = slice(0, step.num_actual_tokens)
         q, k, v = (x[tokens] for x in qkv)
         sequences = Ragged(step.query_start_loc, max_q=step.max_query_len, max_k=step.max_query_len)
@@ -148,7 +148,7 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
 
     @property
     def sinks(self) -> Tensor | None:
-        """fp32, one after the other."""
+        """The sinks, fp32 and contiguous."""
         if self._sinks is None and self.options.sinks is not None:
             self.process_weights_after_loading(torch.float32)
         return self._sinks

@@ -41,13 +41,13 @@ NAME = "WARPATTN_MLA"
 LATENT, PROMPT = 576, 192  # head dims of queries
 EIGHT_BIT = ("fp8", "fp8_e4m3")  # latents and rotary parts of e4m3, with the layer's scale of keys
 DEEPSEEK = "fp8_ds_mla"  # a token's latent of 8 bits, its scales and its rotary part, in bytes
-DECODED = 16  # new tokens of a request, drafts among them, that decoding takes at most
+DECODED = 16  # most new tokens of a request, drafts included, that decoding takes
 LAYER = ("num_heads", "scale", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "vllm_config")
 NONE_OF = ("alibi_slopes", "sliding_window", "logits_soft_cap", "indexer")
 
 
 class WarpattnMLABackend(MLACommonBackend):
-    """What vLLM asks about the backend before it makes one."""
+    """The class that vLLM asks what the backend supports."""
 
     supported_dtypes = [torch.float16, torch.bfloat16]  # noqa: RUF012 - the base class declares it so
     supported_kv_cache_dtypes = [*SIXTEEN_BIT, *EIGHT_BIT, DEEPSEEK]  # noqa: RUF012 - the base class declares it so
@@ -81,7 +81,7 @@ class WarpattnMLABackend(MLACommonBackend):
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
-        """On Hopper, as `WarpattnBackend`."""
+        """On Hopper only, as `WarpattnBackend`."""
         return on_hopper()
 
     @classmethod
@@ -96,7 +96,7 @@ class WarpattnMLABuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
-        """Decoding, on the card that has captured it; prompts need lengths on the host."""
+        """On Hopper, graphs capture decoding; prompts need lengths on the host."""
         return AttentionCGSupport.UNIFORM_BATCH if on_hopper() else AttentionCGSupport.NEVER
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -106,22 +106,22 @@ class WarpattnMLABuilder(MLACommonMetadataBuilder[MLACommonMetadata]):
 
     @staticmethod
     def determine_prefill_query_data_type(vllm_config: Any, model_dtype: torch.dtype) -> torch.dtype:
-        """The model's: vLLM asks its own backend of prompts, which ours replaces, whether 8 bits will do."""
+        """Return the model's dtype: vLLM would ask its own prefill backend, which ours replaces, about 8 bits."""
         return model_dtype
 
     def build(self, *arguments: Any, **named: Any) -> MLACommonMetadata:
-        """vLLM's metadata, with our plans of decoding where a token's bits must not depend on the batch."""
+        """Return vLLM's metadata, with our decoding plans if a token's bits must not depend on the batch."""
         metadata = super().build(*arguments, **named)
         vars(metadata)["plans"] = self._plans
         return metadata
 
 
 class WarpattnMLAPrefill(MLAPrefillBackend):
-    """Prompts, by heads of their own; results as vLLM merges them: LSE (heads, tokens), natural."""
+    """Attends prompts with expanded heads; results are as vLLM merges them: LSE (heads, tokens), natural."""
 
     @classmethod
     def in_place_of(cls, theirs: Any) -> WarpattnMLAPrefill:
-        """One for the same layers as another backend of prompts."""
+        """Make one for the same layers as vLLM's prefill backend."""
         return cls(**{name: getattr(theirs, name) for name in LAYER})
 
     @staticmethod
@@ -131,7 +131,7 @@ class WarpattnMLAPrefill(MLAPrefillBackend):
     def run_prefill_new_tokens(
         self, q: Tensor, k: Tensor, v: Tensor, return_softmax_lse: bool, out: Any = None, output_scale: Any = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The new tokens among themselves."""
+        """Attend the new tokens to themselves."""
         if output_scale is not None:
             rule = "warpattn's vLLM backend writes outputs in the dtype of the queries"
             raise AttentionError(f"output_scale is given; {rule}")
@@ -142,7 +142,7 @@ class WarpattnMLAPrefill(MLAPrefillBackend):
     def run_prefill_context_chunk(
         self, chunk: Any = None, q: Any = None, k: Any = None, v: Any = None, out: Any = None, chunk_idx: int = 0
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The new tokens over a chunk of their context, which vLLM 0.26 names by its number."""
+        """Attend the new tokens to a chunk of their context, which vLLM 0.26 passes by its number."""
         if chunk is None:
             step, context = self._prefill_metadata, self._prefill_metadata.chunked_context
             most = {"max_q": step.max_query_len, "max_k": context.max_seq_lens[chunk_idx]}
@@ -153,7 +153,7 @@ class WarpattnMLAPrefill(MLAPrefillBackend):
         return self._attend(q, k, v, seq, mask=Full(), return_lse=True)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, seq: Ragged, **tail: Any) -> Tensor | tuple[Tensor, Tensor]:
-        """Attention of prompts; a plan is made anew where their bits must not depend on the batch."""
+        """Attend prompts; makes a plan each time if their bits must not depend on the batch."""
         if envs.VLLM_BATCH_INVARIANT:
             return PrefillPlan(q, k, v, seq, scale=self.scale, batch_invariant=True, **tail)(q, k, v, seq)
         return attention_varlen(q, k, v, seq, scale=self.scale, **tail)
@@ -183,7 +183,7 @@ class WarpattnMLAImpl(MLACommonImpl[MLACommonMetadata]):
         self.reads_bytes, self.narrow = kind == DEEPSEEK, kind in EIGHT_BIT
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
-        """Never: vLLM rounds outputs itself, where it would ask its own backend of prompts, which ours replaces."""
+        """Return False: vLLM then quantises outputs itself, without asking its prefill backend, which ours replaces."""
         return False
 
     def do_kv_cache_update(
@@ -207,7 +207,7 @@ class WarpattnMLAImpl(MLACommonImpl[MLACommonMetadata]):
     def forward_mqa(
         self, q: Tensor | tuple[Tensor, Tensor], kv_c_and_k_pe_cache: Tensor, attn_metadata: Any, layer: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """(tokens, heads, 512), and the LSE (tokens, heads) where ranks share the context."""
+        """Return out (tokens, heads, 512), and the LSE (tokens, heads) if ranks share the context."""
         step, keys = attn_metadata.decode, kv_c_and_k_pe_cache.unsqueeze(2)
         if self.reads_bytes:
             kv = LatentPages.of_bytes(keys, step.block_table, step.seq_lens)
@@ -227,7 +227,7 @@ class WarpattnMLAImpl(MLACommonImpl[MLACommonMetadata]):
         return out.flatten(0, 1), None if lse is None else lse.transpose(1, 2).flatten(0, 1)
 
     def _planned(self, plans: StepPlans, parts: tuple[Tensor, ...], kv: PagedKV) -> Tensor:
-        """(tokens, heads, 512) of requests with equally many new tokens, with the bits that they have alone."""
+        """Return out (tokens, heads, 512) of requests with equally many new tokens, with batch-invariant bits."""
         total = len(parts[0])
         each = total // max(len(kv.lengths), 1)
         starts = torch.arange(0, total + 1, max(each, 1), dtype=torch.int32, device=kv.lengths.device)

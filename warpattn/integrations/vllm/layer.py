@@ -1,4 +1,4 @@
-"""One layer as vLLM describes it: its options, and the mask and score they make."""
+"""A layer's options as vLLM gives them, and the mask and score made from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 
 
 class LayerOptions(NamedTuple):
-    """What vLLM says of a layer, in its order of arguments."""
+    """The arguments that vLLM gives for a layer, in its order."""
 
     num_heads: int
     head_size: int
@@ -34,7 +34,7 @@ class LayerOptions(NamedTuple):
 
 
 def check_options(options: LayerOptions) -> None:
-    """AttentionError for a layer that the backend does not have."""
+    """Raise AttentionError for a layer that the backend does not support."""
     if options.kv_cache_dtype not in CACHE_DTYPES:
         listed = ", ".join(CACHE_DTYPES)
         raise AttentionError(f"kv_cache_dtype is {options.kv_cache_dtype!r}; it must be one of {listed}")
@@ -43,7 +43,7 @@ def check_options(options: LayerOptions) -> None:
 
 
 def layer_mask(options: LayerOptions, causal: bool = True) -> Mask:
-    """The layer's mask; in steps that are not `causal`, and of encoders, both directions."""
+    """Return the layer's mask; it sees both directions in encoders and steps that are not `causal`."""
     window = options.sliding_window
     if options.attn_type in ENCODERS or not causal:
         return Full() if window is None else SlidingWindow(window, right=window - 1)

@@ -17,7 +17,7 @@ from warpattn.integrations.vllm.images import ImageRanges, ranges_of
 
 @dataclass
 class WarpattnMetadata(AttentionMetadata):
-    """One step of the engine; its tensors are vLLM's own, which stay where they are from step to step."""
+    """One step of the engine; its tensors are vLLM's, whose addresses stay the same from step to step."""
 
     num_actual_tokens: int
     max_query_len: int
@@ -26,7 +26,7 @@ class WarpattnMetadata(AttentionMetadata):
     block_table: Tensor  # int32 [requests, pages]
     slot_mapping: Tensor  # int64 [tokens]
     plans: StepPlans
-    fresh: bool  # no request has context: all keys are at hand
+    fresh: bool  # no request has context: k and v are all keys and values
     causal: bool
     # vLLM's names (0.32, 0.26): its Gemma 4 takes the ranges from layers without a window by setting them to None.
     mm_prefix_query_range_tensor: ImageRanges | None = None
@@ -34,12 +34,12 @@ class WarpattnMetadata(AttentionMetadata):
 
     @property
     def images(self) -> ImageRanges | None:
-        """Ranges of tokens that see each other; None where no new token is in one."""
+        """The ranges of tokens that see each other; None if no new token is in one."""
         return self.mm_prefix_range_tensor and self.mm_prefix_query_range_tensor
 
 
 def on_hopper() -> bool:
-    """Whether the current device is a Hopper card, the only one that has run what graphs and batch invariance need."""
+    """Whether the current device is a Hopper card, the only kind that graphs and batch invariance were run on."""
     return torch.cuda.is_available() and torch.version.hip is None and torch.cuda.get_device_capability() == (9, 0)
 
 
@@ -57,8 +57,8 @@ class WarpattnMetadataBuilder(AttentionMetadataBuilder[WarpattnMetadata]):
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
-        """On Hopper launches depend on no length, so a graph holds any step, but those with images, whose mask is
-        another."""
+        """On Hopper launches do not depend on lengths, so graphs capture any step, except those with images, which have
+        another mask."""
         if not on_hopper():
             return AttentionCGSupport.NEVER
         model = getattr(vllm_config, "model_config", None)
@@ -66,7 +66,7 @@ class WarpattnMetadataBuilder(AttentionMetadataBuilder[WarpattnMetadata]):
         return AttentionCGSupport.UNIFORM_BATCH if images else AttentionCGSupport.ALWAYS
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> WarpattnMetadata:
-        """A shared prefix is not used: every request reads its own pages."""
+        """Make a step's metadata. A common prefix is not used: every request reads its own pages."""
         common = common_attn_metadata
         if isinstance(common.causal, Tensor):
             raise AttentionError(
@@ -88,11 +88,11 @@ class WarpattnMetadataBuilder(AttentionMetadataBuilder[WarpattnMetadata]):
         )
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> WarpattnMetadata:
-        """A graph serves steps with context, too."""
+        """Make metadata for a graph, which must serve steps with context, too."""
         return replace(self.build(0, common_attn_metadata), fresh=False)
 
     def _images_of(self, common: Any) -> ImageRanges | None:
-        """The ranges of a batch whose new tokens are in any."""
+        """Return the ranges of a batch, None if no new token is in one."""
         starts, found = ranges_of(common)
         if not found:
             return None
@@ -103,12 +103,12 @@ class WarpattnMetadataBuilder(AttentionMetadataBuilder[WarpattnMetadata]):
         return self._images
 
     def update_block_table(self, metadata: WarpattnMetadata, blk_table: Tensor, slot_mapping: Tensor) -> Any:
-        """The same step over the pages of another group of layers."""
+        """Return the same step over the pages of another group of layers."""
         return replace(metadata, block_table=blk_table, slot_mapping=slot_mapping)
 
 
 def drafted_tokens(vllm_config: Any) -> int:
-    """Speculative tokens of a request at most, 0 without speculation."""
+    """Return the most speculative tokens of a request, 0 without speculation."""
     speculation = getattr(vllm_config, "speculative_config", None)
     return getattr(speculation, "num_speculative_tokens", None) or 0
 

@@ -2,9 +2,9 @@
 
     read(text) ─▶ Code: instructions in blocks, metadata    text.py
     summary(text) ─▶ registers, LDS, occupancy, counts      summary.py
-    check_copies(text) ─▶ copies to LDS that are used too early or overwritten too soon    copies.py
+    check_copies(text) ─▶ copies to LDS that are used or overwritten too early    copies.py
 
-`rows(text)` is what `python -m warpattn compile` prints.
+`python -m warpattn compile` prints `rows(text)`.
 """
 
 from .copies import Check, Cover, Finding, check_copies

@@ -1,10 +1,10 @@
-"""What integer instructions compute, and which bits of their operands that needs.
+"""What integer instructions compute, and which bits of their operands a result depends on.
 
-Integer instructions compute LDS addresses from the lane's number, constants and the slot of a ring. Those of this table
-can be evaluated; all others make the registers unknown that they write.
+Integer instructions compute LDS addresses from the lane's number, constants and the slot of a ring. Instructions in
+this table can be evaluated; all others make their result registers unknown.
 
 A value is an array of 32-bit numbers, (waves, 64) for a vector register and (waves, 1) for a scalar one. *Demand* goes
-the other way: of `(i << 12) & 0x1000` only bit 0 of i matters, so i may count on and the address still repeats.
+backwards: `(i << 12) & 0x1000` needs only bit 0 of i, so the address repeats while i counts on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Constants = Sequence[int | None]
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """`run` computes the result from operands; `demand` says which bits of each are needed for those of the result."""
+    """`run` computes the result from operands; `demand` maps bits of the result to the bits of operands they need."""
 
     run: Callable[..., Value]
     demand: Callable[[int, _Constants], Sequence[int]]
@@ -43,7 +43,7 @@ def _carry(bits: int, constants: _Constants) -> list[int]:
 
 
 def _sum(bits: int, constants: _Constants) -> list[int]:
-    """Like `_carry`, but a small step is taken to leave the sign of a counter alone: i % 2 needs it."""
+    """Like `_carry`, but assumes that a small step does not change the sign of a counter: i % 2 needs the sign."""
     if bits & SIGN and any(number is not None and number < STEP for number in constants):
         bits = below(bits & ~SIGN) | SIGN
         return [bits] * len(constants)
@@ -97,7 +97,7 @@ def _scalar_field(bits: int, constants: _Constants) -> list[int]:
 
 
 def _chain(first: Arithmetic, second: Arithmetic) -> Arithmetic:
-    """second(first(a, b), c): v_lshl_add_u32 and its like."""
+    """second(first(a, b), c), such as v_lshl_add_u32."""
 
     def demand(bits: int, constants: _Constants) -> list[int]:
         inner, last = second.demand(bits, (None, constants[2]))
@@ -107,7 +107,7 @@ def _chain(first: Arithmetic, second: Arithmetic) -> Arithmetic:
 
 
 def _turned(operation: Arithmetic) -> Arithmetic:
-    """The same with its two operands in the other order: v_lshlrev_b32 shifts its second by its first."""
+    """Swap the two operands: v_lshlrev_b32 shifts its second by its first."""
     return Arithmetic(
         lambda a, b: operation.run(b, a), lambda bits, c: list(reversed(operation.demand(bits, (c[1], c[0]))))
     )
@@ -197,7 +197,7 @@ TABLE: dict[str, Arithmetic] = {
     "v_add_lshl_u32": _chain(_ADD, _LEFT), "v_or3_b32": _chain(_OR, _OR), "v_add3_u32": _chain(_ADD, _ADD),
     "v_xad_u32": _chain(_XOR, _ADD), "v_mad_u32_u24": _chain(_MUL_24, _ADD),
 }  # fmt: skip
-# The same of both halves of a pair of registers.
+# The same on both halves of a pair of registers.
 WIDE = {f"{name.rpartition('_')[0]}_b64": name for name in TABLE if name.startswith("s_") and TABLE[name] in (
     _MOVE, _NOT, _AND, _OR, _XOR, _AND_NOT, _OR_NOT) and name.endswith("b32")} | {"v_mov_b64": "v_mov_b32"}  # fmt: skip
 

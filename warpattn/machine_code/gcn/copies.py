@@ -1,8 +1,8 @@
-"""Are copies to LDS awaited? A check of the machine code that is left after every optimisation.
+"""Checks in the final machine code that waves wait for copies to LDS.
 
-A copy to LDS (`buffer_load … lds`) says nothing when it is done; a wave knows by counting: after `s_waitcnt vmcnt(n)`
-at most the n youngest of its memory operations are under way. What other waves copied is there after a barrier that
-follows their waits.
+A copy to LDS (`buffer_load … lds`) does not signal its end; a wave counts: after `s_waitcnt vmcnt(n)` at most the n
+youngest of its memory operations are under way. Copies of other waves have landed after a barrier that follows their
+waits.
 
     copy ──▶ under way ──▶ landed ──▶ seen by all        a ds_read or ds_write of its bytes is right now, not before
                s_waitcnt vmcnt(n)  s_barrier
@@ -10,11 +10,11 @@ follows their waits.
     ds_read ─▶ under way ──▶ done ──▶ done by all        a copy that overwrites its bytes may be issued now, not before
                s_waitcnt lgkmcnt(n)  s_barrier
 
-The same is asked of `ds_write` and `ds_read` of two waves that touch the same bytes.
+The same holds for `ds_write` and `ds_read` of two waves that touch the same bytes.
 
-The program is explored along every path, loops until nothing new is found: register values that decide addresses are
-computed for all lanes of all waves, everything else is left out (`demand.py`). What is proven and what is taken for
-granted is in docs/kernels/cdna.md.
+The check explores every path of the program, loops until nothing new is found: it computes register values that decide
+addresses for all lanes of all waves and ignores all others (`demand.py`). docs/kernels/cdna.md says what is proven and
+what is assumed.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from .loads import IN_ORDER
 from .summary import wait_of
 from .text import LANES, Code, Instruction, literal, read, registers
 
-CHOICES = 3  # demanded bits of an unknown number that are tried out; with more, it stays unknown
+CHOICES = 3  # most demanded bits of an unknown number that are enumerated; with more it stays unknown
 STATES = 20_000
 _COUNTED = 64  # vmcnt goes to 63, lgkmcnt to 15
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing wrong. kind: "not awaited", "no barrier", "overwritten", "unordered", "at the end" or "unresolved".
+    """One error. kind: "not awaited", "no barrier", "overwritten", "unordered", "at the end" or "unresolved".
 
-    access: what touches the bytes of `copy`; of two accesses that are unordered, the later one; or the kernel's end.
+    access: the instruction that touches the bytes of `copy`; the later of two unordered ones; or the kernel's end.
     """
 
     kind: str
@@ -61,10 +61,10 @@ class Finding:
 
 
 class Cover(NamedTuple):
-    """A wait after which a copy has landed, where no wait before it says so.
+    """The first wait after which a copy is known to have landed.
 
-    most: the largest n of vmcnt(n) with which this wait still says it; its own n may be smaller, because of another
-    copy or of registers.
+    most: the largest n of vmcnt(n) with which this would still hold; the wait's own n may be smaller, because of
+    another copy or of registers.
     """
 
     copy: Instruction
@@ -77,9 +77,9 @@ class Cover(NamedTuple):
 
 @dataclass(frozen=True)
 class Check:
-    """What was found in a kernel with `copies` copies to LDS; `complete` is False if there was too much to explore.
+    """Findings in a kernel with `copies` copies to LDS; `complete` is False if there was too much to explore.
 
-    covers: which waits the copies rest on, by line of the wait. Another wait is none of the copies' business.
+    covers: the waits that copies depend on, by line of the wait; other waits do not matter to copies.
     """
 
     findings: tuple[Finding, ...]
@@ -90,17 +90,17 @@ class Check:
 
     @property
     def proven(self) -> bool:
-        """Every path was explored and nothing was found."""
+        """Whether every path was explored and nothing was found."""
         return self.complete and not self.findings
 
 
 class _Entry(NamedTuple):
-    """A copy or an access that not all waves know to be over."""
+    """A copy or access that not all waves know to be finished."""
 
     touched: int
     index: int  # of the instruction
     younger: int  # operations of its kind after it
-    done: bool  # for its own wave
+    done: bool  # known to its own wave
 
 
 class _State(NamedTuple):
@@ -150,7 +150,7 @@ class _Explorer:
         return tuple(sorted(covers, key=lambda cover: (cover.wait.line, cover.copy.line)))
 
     def _first(self) -> list[_State]:
-        """At the start: v0 counts the lanes, EXEC is full, scalars are arguments."""
+        """Return the states at the start: v0 counts the lanes, EXEC is full, scalars are arguments."""
         lanes = np.arange(self.waves * LANES, dtype=np.uint32).reshape(self.waves, LANES)
         full = np.full((self.waves, 1), ALL, np.uint32)
         known = {"v0": lanes, "exec_lo": full, "exec_hi": full}
@@ -159,7 +159,7 @@ class _Explorer:
         return [_State({**known, **chosen}) for chosen in self._choices(scalars)]
 
     def _choices(self, wanted: dict[str, int]) -> list[dict[str, Value]]:
-        """Every value of the demanded bits of unknown scalars; those with too many such bits stay unknown."""
+        """Enumerate the demanded bits of unknown scalars; those with too many stay unknown."""
         options = []
         for name, bits in wanted.items():
             places = [1 << i for i in range(32) if bits >> i & 1]
@@ -169,7 +169,7 @@ class _Explorer:
         return [dict(chosen) for chosen in product(*options)]
 
     def _kept(self, index: int, state: _State) -> _State:
-        """The state without registers that no address after this depends on."""
+        """Drop registers on which no later address depends."""
         entry = self.wanted.entries[index]
         return state._replace(registers={name: x for name, x in state.registers.items() if name in entry})
 
@@ -177,7 +177,7 @@ class _Explorer:
         return frozenset((name, x.shape, x.tobytes()) for name, x in state.registers.items())
 
     def _block(self, index: int, state: _State) -> list[_State]:
-        """States at the end of a block."""
+        """Return the states at the end of a block."""
         block = self.code.blocks[index]
         states = [state._replace(registers=dict(state.registers))]
         for i in range(block.first, block.last):
@@ -194,7 +194,7 @@ class _Explorer:
         return states
 
     def _written(self, i: int, state: _State) -> list[_State]:
-        """States after the registers of an instruction are written; more than one where an unknown is tried out."""
+        """Return the states after an instruction writes registers; several if an unknown value is enumerated."""
         made, wanted = self.wanted.effects[i], self.wanted.results[i]
         values = [self._value(operand, state) for operand in made.reads]
         results = [None] * len(made.writes) if made.run is None else made.run(values)
@@ -225,7 +225,7 @@ class _Explorer:
         return np.broadcast_to(value, (self.waves, LANES if _vector(name) else 1)).astype(np.uint32)
 
     def _synchronised(self, i: int, state: _State) -> _State:
-        """What an instruction means for copies and accesses under way; findings are noted."""
+        """Apply an instruction to copies and accesses under way; note findings."""
         instruction = self.code.instructions[i]
         name = instruction.name
         if name == "s_barrier":
@@ -294,7 +294,7 @@ def _aged(entries: tuple[_Entry, ...]) -> tuple[_Entry, ...]:
 
 
 def _waited(entries: tuple[_Entry, ...], most: int | None) -> tuple[_Entry, ...]:
-    """Entries with at least as many younger ones as may be under way are over."""
+    """Mark entries done that have at least `most` younger ones."""
     if most is None:
         return entries
     return _merged([entry._replace(done=True, younger=0) if entry.younger >= most else entry for entry in entries])
@@ -305,7 +305,7 @@ def _with(entries: tuple[_Entry, ...], entry: _Entry) -> tuple[_Entry, ...]:
 
 
 def _merged(entries: list[_Entry]) -> tuple[_Entry, ...]:
-    """One entry for each touched set and instruction in the same state."""
+    """Keep one of equal entries."""
     return tuple(dict.fromkeys(entries))
 
 

@@ -1,7 +1,7 @@
-"""Which bits of which registers decide where LDS is touched: demand, followed backwards through the blocks.
+"""Computes, backwards through the blocks, which bits of which registers LDS addresses depend on: the demand.
 
-A loop counter may differ in every round, and yet only its lowest bit picks the slot of a ring of two. Two states of the
-machine that agree on all demanded bits are one state; that is what lets the exploration of a loop end.
+A loop counter differs in every round, yet only its lowest bit selects the slot of a ring of two. Machine states that
+agree on all demanded bits count as one, so the exploration of a loop ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Demand = dict[str, int]
 
 @dataclass(frozen=True)
 class Demands:
-    """effects[i]: of an instruction; results[i]: bits demanded of its results, () if none; entries[b]: of a block."""
+    """effects[i] of instruction i; results[i]: demanded bits of its results, () if none; entries[b]: at block b."""
 
     effects: tuple[Effect, ...]
     results: tuple[tuple[int, ...], ...]
@@ -28,7 +28,7 @@ class Demands:
 
 
 def address_of(instruction: Instruction) -> str:
-    """The register that says where in LDS an instruction reads or writes; "" if it does not."""
+    """Return the register with an instruction's LDS address; "" if it does not access LDS."""
     name = instruction.name
     if instruction.to_lds:
         return "m0"
@@ -40,7 +40,7 @@ def address_of(instruction: Instruction) -> str:
 
 
 def demands(code: Code) -> Demands:
-    """Demand of every block's entry and every instruction's results, to a fixed point."""
+    """Compute the demand at every block's entry and on every instruction's results, to a fixed point."""
     effects = tuple(effect(instruction) for instruction in code.instructions)
     entries: list[Demand] = [{} for _ in code.blocks]
     results: list[tuple[int, ...]] = [()] * len(effects)
@@ -65,7 +65,7 @@ def demands(code: Code) -> Demands:
 
 
 def _through(made: Effect, wanted: Demand) -> tuple[int, ...]:
-    """Take the bits demanded of an instruction's results out of `wanted`, and put those of its reads in."""
+    """Replace the demand on an instruction's results in `wanted` by that on its reads; return the former."""
     bits = [wanted.pop(register, 0) for register in made.writes]
     if not any(bits):
         return ()

@@ -1,7 +1,7 @@
-"""What an instruction does to registers: which it writes from which, how, and how demand goes back through it.
+"""The effect of an instruction on registers: which it writes and reads, their values, and the demand on its reads.
 
-Execution masks are not followed. EXEC is either full or unknown; while it is unknown, a register that would change is
-unknown afterwards, and unwritten lanes of a vector register may hold anything.
+Execution masks are not tracked. EXEC is either full or unknown; while it is unknown, a register that changes becomes
+unknown, and unwritten lanes of a vector register may hold anything.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .text import LANES, Instruction, literal, registers
 
 Known = Value | None
 _EXEC = ("exec_lo", "exec_hi")
-# Instructions whose first operand is no result.
+# Instructions whose first operand is not a result.
 _NO_RESULT = ("s_cbranch", "s_branch", "s_waitcnt", "s_barrier", "s_nop", "s_endpgm", "s_setprio", "s_sleep", "s_cmp",
               "s_bitcmp", "buffer_store", "global_store", "flat_store", "scratch_store", "ds_write", "s_setreg",
               "s_sethalt", "s_sendmsg", "s_dcache", "s_icache", "buffer_wb", "buffer_inv", "s_trap", "s_inst",
@@ -47,7 +47,7 @@ NOTHING = Effect()
 
 
 def effect(instruction: Instruction) -> Effect:
-    """What `instruction` does; an instruction that is not understood makes its results unknown."""
+    """Return the effect of an instruction; one that is not modelled makes its results unknown."""
     name, operands = instruction.name, instruction.operands
     if instruction.to_lds or not operands:
         return NOTHING
@@ -67,7 +67,7 @@ def effect(instruction: Instruction) -> Effect:
 
 
 def _returns(atomic: Instruction) -> bool:
-    """Whether an atomic operation writes what it found to its first operand."""
+    """Whether an atomic operation returns the old value in its first operand."""
     flags = atomic.modifiers.split()
     return "_rtn_" in atomic.name or ("_atomic_" in atomic.name and ("sc0" in flags or "glc" in flags))
 
@@ -152,7 +152,7 @@ _NONZERO = ("s_and_", "s_or_", "s_xor_", "s_andn2_", "s_orn2_", "s_lshl_", "s_ls
 
 
 def _with_condition(made: Effect, name: str) -> Effect:
-    """Scalar logic says in SCC whether its result is not zero; sums and the like write something else there."""
+    """Add SCC: scalar logic sets it if the result is not zero; other instructions write something else there."""
     if name[0] != "s":
         return made
     made = replace(made, uniform=True)
@@ -247,7 +247,7 @@ def _to_lane(operands: tuple[str, ...]) -> Effect:
 
 
 def _right_wide(operands: tuple[str, ...]) -> Effect:
-    """A pair of registers shifted right; of EXEC, it asks each lane whether it is at work."""
+    """Shift a pair of registers right; of EXEC it tests whether each lane is active."""
     reads = (operands[1], *_halves(operands[2]))
 
     def run(values: Sequence[Any]) -> Sequence[Known]:
@@ -265,7 +265,7 @@ def _unchanged(values: Sequence[Any]) -> Sequence[Any]:
 
 
 def _execution(name: str, operands: tuple[str, ...]) -> Effect:
-    """EXEC: saved, restored, or unknown."""
+    """Model writes of EXEC: saved, restored, or unknown."""
     if "saveexec" in name:
         keeps = Effect(registers(operands[0]), _EXEC, _unchanged, _unchanged)
         return _both(keeps, Effect((*_EXEC, "scc")))

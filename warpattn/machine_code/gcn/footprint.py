@@ -1,7 +1,7 @@
-"""Which bytes of LDS an instruction touches: a set of words for each wave, kept as bits of a number.
+"""Computes which bytes of LDS an instruction touches: a set of words per wave, as bits of a number.
 
     copy to LDS   m0 + offset + lane × size      one run of bytes for each wave
-    ds_read       address[lane] + offset         wherever the lanes point
+    ds_read       address[lane] + offset         at each lane's address
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Words = tuple[int, ...]  # of each wave
 
 
 class Footprints:
-    """Sets of words by number, so that states of the machine are small and equal sets are found at once."""
+    """Numbers sets of words, so that machine states are small and equal sets have equal numbers."""
 
     def __init__(self, waves: int) -> None:
         self.waves = waves
@@ -40,7 +40,7 @@ class Footprints:
         return number
 
     def of(self, instruction: Instruction, address: Value | None) -> int:
-        """The number of the set that `instruction` touches; everything if its address is unknown."""
+        """Return the number of the set that `instruction` touches; all of LDS if its address is unknown."""
         if address is None:
             return self.everything
         key = (instruction.name, instruction.modifiers, address.tobytes())
@@ -78,7 +78,7 @@ def _accessed(instruction: Instruction, address: Value) -> tuple[np.ndarray, int
 
 
 def _words(starts: np.ndarray, size: int) -> Words:
-    """One set a wave; `starts` are bytes, (waves, any)."""
+    """Make one set per wave; `starts` are bytes, (waves, any)."""
     found = []
     for row in starts & ADDRESS:
         bits = np.zeros((ADDRESS + 1) // _WORD + size, np.uint8)

@@ -1,12 +1,12 @@
-"""Are loaded registers awaited? A load writes its registers some time after it was issued; no hardware waits for that.
+"""Checks that code waits for loaded registers: a load writes them later, and the hardware does not wait for it.
 
-    s_load_dword s4 ──▶ under way ──▶ s_waitcnt lgkmcnt(0) ──▶ s4 may be read        in any order: only 0 says it
+    s_load_dword s4 ──▶ under way ──▶ s_waitcnt lgkmcnt(0) ──▶ s4 may be read        in any order: only 0 suffices
     ds_read v[8:9]  ──▶ under way ──▶ s_waitcnt lgkmcnt(n) ──▶ n or more of its kind came after it
     buffer_load v5  ──▶ under way ──▶ s_waitcnt vmcnt(n)   ──▶ n or more of its kind came after it
 
-For each register it is known how many operations of its kind came at least after its load, on any path. The compiler
-makes these waits and is trusted with them; the check says which of them a kernel rests on, so that every wait of a
-shipped kernel can be loosened by one and missed, either here or by `check_copies`.
+For each register the check tracks the least number of operations of its kind after its load, on any path. The compiler
+makes these waits and is trusted; the check shows which of them a kernel depends on: if any wait of a shipped kernel is
+loosened by one, this check or `check_copies` reports it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VCC = ("s_cbranch_vcc",)  # reads VCC without naming it
 
 
 class _Pending(NamedTuple):
-    """The load of a register that may be under way."""
+    """A register's load that may be under way."""
 
     counter: str  # "vmcnt" | "lgkmcnt"
     load: int  # number of the instruction
@@ -47,7 +47,7 @@ class EarlyUse:
 
 
 def check_loads(text: str) -> tuple[EarlyUse, ...]:
-    """Registers of `kernel.asm["amdgcn"]` that are used too early, in the order of their uses."""
+    """Return the registers of `kernel.asm["amdgcn"]` that are used too early, in order of use."""
     code = read(text)
     entries: list[_State | None] = [None] * len(code.blocks)
     entries[0] = {}
@@ -65,7 +65,7 @@ def check_loads(text: str) -> tuple[EarlyUse, ...]:
 
 
 def _merged(old: _State | None, new: _State) -> _State:
-    """What may be under way after either of two paths."""
+    """Merge two paths: return what may be under way after either."""
     if old is None:
         return dict(new)
     least = {name: min(old[name], new[name], key=lambda x: x.younger) for name in old.keys() & new.keys()}
@@ -94,7 +94,7 @@ def _block(code: Code, index: int, state: _State, found: dict[tuple[int, str], E
 
 
 def counter_of(instruction: Instruction) -> str:
-    """The counter of s_waitcnt that an operation counts in; "" if in none."""
+    """Return the counter of s_waitcnt that an operation increments; "" if none."""
     name = instruction.name
     if name.startswith(IN_ORDER):
         return "vmcnt"
@@ -110,13 +110,13 @@ def _loaded(instruction: Instruction) -> tuple[str, ...]:
 
 
 def _named(instruction: Instruction) -> tuple[str, ...]:
-    """Every register that an instruction reads or writes."""
+    """List every register that an instruction reads or writes."""
     names = sum((registers(operand.strip("-|")) for operand in instruction.operands), ())
     return names + registers("vcc") if instruction.name.startswith(_VCC) else names
 
 
 def _aged(state: _State, counter: str, code: Code) -> _State:
-    """One more operation of a counter is under way; scalar loads are overtaken, so nothing is younger than they."""
+    """Count one more operation under way; scalar loads may finish out of order, so nothing counts as younger."""
     aged = dict(state)
     for name, x in state.items():
         if x.counter == counter and not code.instructions[x.load].name.startswith(_SCALAR):

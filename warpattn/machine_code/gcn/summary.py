@@ -1,4 +1,4 @@
-"""What a compiled AMD kernel occupies and is made of, as values for tests and as rows for the command line."""
+"""Summarises a compiled AMD kernel: resources and instruction counts, for tests and for the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from math import ceil
 
 from .text import LANES, Code, Instruction, read
 
-SIMDS = 4  # of a compute unit: waves of a workgroup go to them in turn
+SIMDS = 4  # of a compute unit; waves of a workgroup are dealt to them in turn
 # Bytes of LDS of a compute unit, by target; CDNA 3 and CDNA 4 ISA documents, "LDS".
 LDS = {"gfx942": 65_536, "gfx950": 163_840}
 _WAIT = re.compile(r"\b(vmcnt|expcnt|lgkmcnt)\((\d+)\)")
@@ -19,7 +19,7 @@ _NO_WAIT = {"vmcnt": 63, "lgkmcnt": 15}
 
 @dataclass(frozen=True)
 class Summary:
-    """What one kernel occupies and is made of.
+    """Resources and instruction counts of one kernel.
 
     vgprs, agprs, sgprs: registers of a wave, as allocated (vgprs and agprs share one file of 512 a lane).
     spills: registers kept in scratch memory (vector) or in lanes of vector registers (scalar), as the compiler counts.
@@ -42,12 +42,12 @@ class Summary:
     counts: Counter[str]
 
     def count(self, *beginnings: str) -> int:
-        """How many instructions begin with one of the names: count("ds_read"), count("v_mfma")."""
+        """Count instructions that begin with one of the names: count("ds_read"), count("v_mfma")."""
         return sum(n for name, n in self.counts.items() if name.startswith(beginnings))
 
     @property
     def copies(self) -> int:
-        """Copies to LDS that pass no register: `buffer_load … lds`, `global_load_lds…`."""
+        """The number of copies to LDS that bypass registers: `buffer_load … lds`, `global_load_lds…`."""
         return self.counts["copy to LDS"]
 
 
@@ -89,7 +89,7 @@ def _waits(code: Code) -> dict[int, int]:
 
 
 def _counts(instructions: Iterable[Instruction]) -> Counter[str]:
-    """By name; copies to LDS are counted once more under that name."""
+    """Count instructions by name; copies to LDS also under "copy to LDS"."""
     counts: Counter[str] = Counter()
     for instruction in instructions:
         counts[instruction.name] += 1
@@ -98,7 +98,7 @@ def _counts(instructions: Iterable[Instruction]) -> Counter[str]:
 
 
 def wait_of(instruction: Instruction, counter: str) -> int | None:
-    """How many operations of `counter` may still be under way after an instruction; None if it does not wait."""
+    """Return how many operations of `counter` may be under way after an instruction; None if it does not wait."""
     if instruction.name != "s_waitcnt":
         return None
     words = " ".join((*instruction.operands, instruction.modifiers))
@@ -111,7 +111,7 @@ def wait_of(instruction: Instruction, counter: str) -> int | None:
 
 
 def rows(text: str, lds: int = 0, every: bool = False) -> list[tuple[str, str]]:
-    """(what, how much) of a compiled kernel, for the command line; with `every`, each instruction's count."""
+    """Return (name, value) rows about a kernel, for the command line; `every`: with each instruction's count."""
     found = summary(text, lds)
     listed = [
         ("vector registers, accumulation registers a lane", f"{found.vgprs} + {found.agprs}"),

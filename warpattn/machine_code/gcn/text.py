@@ -1,6 +1,6 @@
-"""From assembly text to instructions, blocks and metadata.
+"""Parses assembly text into instructions, blocks and metadata.
 
-    .loc 1 48 16      ; attention.py:48:16        source place of what follows
+    .loc 1 48 16      ; attention.py:48:16        source line of the following instructions
     .LBB0_2:                                      a label begins a block
         ds_read_b128 v[34:37], v19 offset:2048    name, operands, modifiers
         s_cbranch_scc1 .LBB0_2                    a branch ends one
@@ -35,11 +35,11 @@ class Instruction:
 
     @property
     def to_lds(self) -> bool:
-        """Whether it copies from memory to LDS without passing registers."""
+        """Whether it copies from memory to LDS, bypassing registers."""
         return "_lds_" in self.name or (self.name.startswith("buffer_load") and "lds" in self.modifiers.split())
 
     def number(self, modifier: str, default: int = 0) -> int:
-        """The number of a modifier such as offset:64."""
+        """Return the number of a modifier such as offset:64."""
         found = re.search(rf"\b{modifier}:(0x[0-9a-f]+|-?\d+)", self.modifiers)
         return int(found.group(1), 0) if found else default
 
@@ -55,7 +55,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Code:
-    """One kernel: its instructions and the blocks they form, and what its metadata says."""
+    """One kernel: its instructions, their blocks, and its metadata."""
 
     name: str
     instructions: tuple[Instruction, ...]
@@ -63,13 +63,13 @@ class Code:
     text: str
 
     def stated(self, field: str, default: int = 0) -> int:
-        """A number of the metadata: `.vgpr_count: 64`, `; Occupancy: 8`."""
+        """Return a number of the metadata: `.vgpr_count: 64`, `; Occupancy: 8`."""
         found = re.search(rf"^[\s;-]*\.?{re.escape(field)}:\s+(\d+)", self.text, re.MULTILINE)
         return int(found.group(1)) if found else default
 
 
 def read(text: str) -> Code:
-    """The kernel of an assembly text; ValueError if there is none."""
+    """Parse the kernel of an assembly text; raises ValueError if there is none."""
     kernel = re.search(r"^\s*\.amdhsa_kernel\s+(\S+)", text, re.MULTILINE)
     if kernel is None:
         raise ValueError(f"text of {len(text)} characters holds no AMD kernel; give kernel.asm['amdgcn']")
@@ -97,7 +97,7 @@ def _instructions(text: str, kernel: str) -> tuple[tuple[Instruction, ...], dict
 
 
 def _source(line: str) -> str:
-    """file:line of a .loc, with those it was called from; "" for lines of the compiler's own."""
+    """Return file:line of a .loc, with its callers; "" for lines that the compiler made."""
     told = _LOCATION.match(line)
     if told is None or told.group(1) == "0":
         return ""
@@ -113,7 +113,7 @@ def _instruction(line: str, place: str, number: int) -> Instruction:
 
 
 def _operands(rest: str) -> tuple[tuple[str, ...], str]:
-    """Operands are parted by commas; what follows the last one after a space are modifiers."""
+    """Split operands at commas; words after the last operand are modifiers."""
     parts = [part.strip() for part in re.split(r",(?![^\[]*\])", rest)] if rest else []
     if not parts:
         return (), ""
@@ -122,7 +122,7 @@ def _operands(rest: str) -> tuple[tuple[str, ...], str]:
 
 
 def registers(operand: str) -> tuple[str, ...]:
-    """Names of the 32-bit registers that an operand names; () for numbers."""
+    """Return the 32-bit registers of an operand; () for numbers."""
     found = _REGISTERS.match(operand)
     if found is None:
         return _PAIRS.get(operand, (operand,) if operand in _SINGLE else ())
@@ -132,7 +132,7 @@ def registers(operand: str) -> tuple[str, ...]:
 
 
 def literal(operand: str) -> int | None:
-    """An integer operand as 32 bits; None for anything else."""
+    """Return an integer operand as 32 bits; None for anything else."""
     try:
         return int(operand, 0) & 0xFFFF_FFFF
     except ValueError:

@@ -1,8 +1,8 @@
-"""Processes that compile kernels, forked from a server that has imported what all of them need, once.
+"""Processes that compile kernels, forked from a server that has imported everything they need once.
 
-    server.py   the server, which begins before the caller imports torch
-    digests.py  what it reads meanwhile
-    begun.py    what it does for all of them
+    server.py   starts the server, before the caller imports torch
+    digests.py  reads Triton's files in a thread of the server
+    begun.py    finishes the work that all forked processes share
 """
 
 from .server import KERNELS, PRELOADED, start

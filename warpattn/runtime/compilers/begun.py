@@ -1,6 +1,6 @@
-"""What a process that compiles would otherwise do before its first kernel, once a process: read Triton's own files and
-our sources, whose digests are in the names of kernels, and import what changes PTX. Its server imports this module, and
-forks no process before all of it is done."""
+"""Work that each compiling process would otherwise repeat before its first kernel: reading Triton's files and our
+sources, whose digests are in the names of kernels, and importing networkx for shared_code. The server imports this
+module, and forks no process before that is done."""
 
 from __future__ import annotations
 

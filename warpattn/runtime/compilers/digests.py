@@ -1,7 +1,7 @@
 """Reads Triton's own files, whose digest is in the names of kernels, while the server goes on to import torch.
 
-The thread imports nothing that has not been imported before: two threads that import Triton at once wait for each
-other, and Python lets one of them fail.
+The thread imports nothing new: two threads that import Triton at once wait for each other, and Python then lets one of
+them fail.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from threading import Thread
 try:
     import triton.compiler
     import triton.experimental.gluon  # noqa: F401
-    from triton.runtime.cache import triton_key  # keeps what it has found
+    from triton.runtime.cache import triton_key  # caches its result
 except ImportError:  # another Triton, which `warm` refuses
     triton_key = None
 

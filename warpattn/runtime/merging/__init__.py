@@ -1,1 +1,1 @@
-"""Results over parts of the keys: merged into one (`states`), and made of a prefix that sequences share (`cascade`)."""
+"""Results over parts of the keys: `states` merges them; `cascade` splits off pages that all sequences share."""

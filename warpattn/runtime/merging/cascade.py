@@ -3,8 +3,8 @@
     every query · shared pages       one sequence of all rows, in groups as large as decode takes     ─┐
     each sequence · its own pages    the call itself, with shorter tables and lengths, mask and sinks ─┴▶ merge
 
-The queries follow the shared pages, so causality hides none of these. Other masks and scores depend on where a query
-sits, and latent attention has one cache for all heads: there the promise is not used, every sequence reads its pages.
+The queries follow the shared pages, so a causal mask hides none of these. Other masks and scores depend on a query's
+position, and latent attention has one cache for all heads: there every sequence reads all of its pages.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from warpattn.runtime.merging.states import merge_into
 from warpattn.scores import SoftCap
 from warpattn.sequences import PagedKV, PagedRagged, Ragged
 
-GROUP = 16  # rows of queries that read the shared pages together: what the decode kernel takes
+GROUP = 16  # rows of queries that read the shared pages together: the most that the decode kernel takes
 FEW = 512  # rows up to which groups are decoded; with more, tiles of prefill fill the card
 
 
 def cascaded(call: Call) -> Tensor | tuple[Tensor, Tensor] | None:
-    """The result of a call whose `kv.shared_pages` is not 0; None where the promise has no use."""
+    """Return the result of a call whose `kv.shared_pages` is not 0; None if it cannot be split at these pages."""
     if not _has_kernels(call) or not _fits(call):
         return None
     if call.backend.startswith("simulate:"):
@@ -65,7 +65,7 @@ def _has_kernels(call: Call) -> bool:
 
 
 def _fits(call: Call) -> bool:
-    """Whether the call can be cut; what a rule would refuse is not cut."""
+    """Whether the call can be split; one that breaks a rule is not, so that `attend` raises the error."""
     q, k, v, kind = call.q, call.k, call.v, type(call.sequence)
     rank = {PagedKV: 4, PagedRagged: 3}[kind]
     if call.sequence.q_rope is not None:  # latent attention
@@ -83,12 +83,12 @@ def _fits(call: Call) -> bool:
     within = isinstance(table, Tensor) and table.ndim == 2 and len(table) > 0 and kv.shared_pages < table.shape[1]
     masked = call.mask is None or isinstance(call.mask, Full) or call.mask == Causal()
     scored = call.score is None or isinstance(call.score, SoftCap)
-    wide = k.dtype == q.dtype and q.dtype not in EIGHT_BIT  # scales of queries have the places of these
+    wide = k.dtype == q.dtype and q.dtype not in EIGHT_BIT  # scales of 8-bit queries follow their rows
     return within and masked and scored and wide and (q.shape[-1], v.shape[-1]) != LATENT and call.k.shape[1] > 0
 
 
 def _takes(out: Tensor, shape: tuple[int, ...], read: tuple[Tensor | None, ...]) -> bool:
-    """Whether results can be written to a given output."""
+    """Whether results can be written to the output that the caller gave."""
     q, *_ = read
     assert q is not None
     same = isinstance(out, Tensor) and out.shape == shape and (out.dtype, out.device) == (q.dtype, q.device)
@@ -98,7 +98,7 @@ def _takes(out: Tensor, shape: tuple[int, ...], read: tuple[Tensor | None, ...])
 
 
 def _over_shared(call: Call, kv: PagedKV, rows: Tensor) -> Result:
-    """All rows of queries against the shared pages, as (total_q, …)."""
+    """Attend all rows of queries to the shared pages; out and lse are those of a ragged batch."""
     total = len(rows)
     group = GROUP if total <= FEW else total
     keys = kv.shared_pages * kv.k_pages.shape[1]
@@ -125,7 +125,7 @@ class Groups(NamedTuple):
 
 
 def _groups(total: int, group: int, keys: int, device: torch.device) -> Groups:
-    """The groups of a size; kept, but for those made while a graph is captured, whose memory is the graph's."""
+    """Return the groups of a size; cached, except while a graph is captured, which then owns their memory."""
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     return (_make_groups if capturing else _kept_groups)(total, group, keys, device)
 
@@ -140,7 +140,7 @@ _kept_groups = lru_cache(maxsize=256)(_make_groups)
 
 
 def _changed(call: Call, q: Tensor, sequence: PagedKV | PagedRagged, **modifiers: object) -> Call:
-    """The call on other queries and pages, with its LSE and an output of its own."""
+    """Return the call with other queries and pages, an LSE and a new output."""
     changes = {"mask": None, "sinks": None, "return_lse": True, "out": None, **modifiers}
     return replace(call, q=q, sequence=sequence, **changes)
 

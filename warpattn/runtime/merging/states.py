@@ -1,8 +1,8 @@
-"""merge_states: attention over parts of the keys into attention over all of them.
+"""merge_states: combines results over parts of the keys into the result over all of them.
 
     lse = log Σ exp(lse_i)        out = Σ exp(lse_i - lse) · out_i
 
-On the CPU, and where gradients flow, with torch; on a card with one launch.
+It uses torch operations on the CPU and where gradients flow, and one launch on a card.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def merge_states(
     up to 16 pairs (out, lse).
 
     Each pair is what `attention` and its siblings return with `return_lse`: out (B, Sq, Hq, Dv) with lse (B, Hq, Sq),
-    or (total_q, Hq, Dv) with (Hq, total_q); fp16, bf16, fp32 or fp64, lse fp32 (fp64 with fp64). Sinks belong to one of
-    the calls, or they count more than once. A row whose lse is -inf saw no key there: that pair does not count for it,
-    whatever its out holds; with all -inf the result is 0 and -inf. NaN in an lse gives NaN in both.
+    or (total_q, Hq, Dv) with (Hq, total_q); fp16, bf16, fp32 or fp64, lse fp32 (fp64 with fp64). Give sinks to one of
+    the calls only, or they count more than once. Where a row's lse is -inf it saw no key, and that pair's out is
+    ignored; if all are -inf the result is 0 and -inf. NaN in an lse gives NaN in both.
 
-    `out` receives the merged output and shares no memory with what is merged. backend: as for `attention`; "auto" runs
+    `out` receives the merged output and must share no memory with the inputs. backend: as for `attention`; "auto" runs
     torch's operations on the CPU, for fp64 and where gradients flow, and one launch on cards with kernels.
 
     Returns (out, lse) in the shapes and dtypes given. Raises AttentionError listing every broken rule.
@@ -71,8 +71,8 @@ def merge_states(
 
 
 def merge_into(merged: Result, results: Sequence[Result], limit: Tensor | None = None, backend: str = "auto") -> None:
-    """Merge checked results with the kernel. limit: int32, of one element: rows of (total_q, …) that count; others are
-    not written."""
+    """Merge checked results with the kernel. limit: int32, one element: how many rows of (total_q, …) to merge; others
+    are not written."""
     tensors = (*merged, *(x for result in results for x in result), limit)
     if backend.startswith("simulate:"):
         from warpattn.runtime import simulate  # imports NumPy and Triton
@@ -88,7 +88,7 @@ def merge_into(merged: Result, results: Sequence[Result], limit: Tensor | None =
 
 
 def _pairs(states: Sequence[object]) -> list[Result]:
-    """The pairs of a call, however they were given."""
+    """Return the pairs of out and lse in either form of the arguments."""
     rule = "give out_a, lse_a, out_b, lse_b, … or one list of pairs (out, lse)"
     if len(states) == 1 and not isinstance(states[0], Tensor):
         listed = states[0]
@@ -113,7 +113,7 @@ def _named(results: list[Result]) -> list[tuple[str, Tensor]]:
 
 
 def _check(rules: Rules, named: list[tuple[str, Tensor]]) -> Tensor | None:
-    """Rules of what is merged; the first output if its rank is right."""
+    """Check the tensors to merge; return the first output if all ranks are right."""
     _, like = named[0]
     rank = like.ndim if isinstance(like, Tensor) and like.ndim in AXES else 4
     fine = [rules.tensor(name, x, *(LSE_AXES if i % 2 else AXES)[rank]) for i, (name, x) in enumerate(named)]
@@ -133,7 +133,7 @@ def _check(rules: Rules, named: list[tuple[str, Tensor]]) -> Tensor | None:
 
 
 def _check_out(rules: Rules, like: Tensor, named: list[tuple[str, Tensor]], out: Tensor | None) -> None:
-    """Rules of a given output."""
+    """Check `out`."""
     if out is None or not rules.tensor("out", out, *AXES[like.ndim]):
         return
     same = out.shape == like.shape and out.dtype == like.dtype and out.device == like.device
@@ -148,7 +148,7 @@ def _check_out(rules: Rules, like: Tensor, named: list[tuple[str, Tensor]], out:
 
 
 def _backend(rules: Rules, backend: str, like: Tensor, differentiated: bool) -> str | None:
-    """The backend to run, "reference" for torch's operations."""
+    """Return the backend to run, "reference" for torch operations."""
     with_torch = differentiated or (isinstance(like, Tensor) and like.dtype not in KERNEL_DTYPES)
     if isinstance(backend, str) and backend == "auto" and with_torch:
         return "reference"
@@ -162,7 +162,7 @@ def _backend(rules: Rules, backend: str, like: Tensor, differentiated: bool) -> 
 
 
 def _refer(results: Sequence[Result]) -> Result:
-    """The merged result with torch, in fp32 (fp64 for fp64)."""
+    """Merge with torch operations, in fp32 (fp64 for fp64)."""
     exact = results[0].lse.dtype
     lses = torch.stack([result.lse for result in results])
     top = lses.detach().amax(0)

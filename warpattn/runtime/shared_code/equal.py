@@ -1,4 +1,4 @@
-"""Loops that are the same up to the names of registers, and how their paths begin with the same registers."""
+"""Finds loops that are equal up to register names, and the moves by which the path of one enters the other."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from .ptx import LABEL, REGISTER, Kernel, Loop, code
 
-SMALLEST = 300  # instructions of a loop that is worth it; that of a loading warp has about as many
-ROLE_BARRIER = re.compile(r"^bar\.sync\s+(\d+), (\d+);")  # among the warps of a role: each role has a number of its own
-# What has the same result on both paths if its operands have: no memory but the kernel's parameters.
+SMALLEST = 300  # instructions of a loop that is worth sharing; the loop of a loading warp has about as many
+ROLE_BARRIER = re.compile(r"^bar\.sync\s+(\d+), (\d+);")  # of a role's warps; the first number is the role's
+# Instructions with the same result on both paths if operands are the same: of memory they read parameters only.
 ARITHMETIC = re.compile(
     r"^(?:mov|add|sub|mul|mad|fma|shl|shr|and|or|xor|not|neg|abs|min|max|setp|selp|bfe|bfi|prmt|lop3|cvt|cvta|ld\.param)\b"
 )
@@ -18,12 +18,12 @@ COPY = re.compile(r"^mov\.\w+\s+%[a-z]+\d+, (%[a-z]+\d+);$")
 
 
 class Different(Exception):
-    """Two loops that look the same do not use their registers, or barriers, in the same way."""
+    """Raised if two loops that look equal do not use their registers or barriers in the same way."""
 
 
 @dataclass
 class Entry:
-    """What a copy's path does where it enters the loop of the first one."""
+    """The instructions with which a copy's path enters the first loop."""
 
     moved: dict[str, str] = field(default_factory=dict)  # by the first loop's register: the copy's with its value
     again: dict[str, str] = field(default_factory=dict)  # by register: arithmetic that both paths do, after the moves
@@ -31,7 +31,7 @@ class Entry:
 
 @dataclass
 class Copy:
-    """A loop that is the same as another one."""
+    """A loop that is equal to another one, the first."""
 
     loop: Loop
     barrier: str  # number of its role's barrier
@@ -39,7 +39,7 @@ class Copy:
 
 
 def same_loops(kernel: Kernel) -> list[list[Loop]]:
-    """Loops that are worth sharing, in groups of equal shape."""
+    """Return the loops that are worth sharing, in groups of equal shape."""
     groups: dict[tuple[str, ...], list[Loop]] = {}
     for loop in kernel.loops():
         shape = tuple(_shape(kernel, loop))
@@ -49,7 +49,7 @@ def same_loops(kernel: Kernel) -> list[list[Loop]]:
 
 
 def _shape(kernel: Kernel, loop: Loop) -> Iterator[str]:
-    """A loop's instructions without the names of registers, of labels and of its role's barrier."""
+    """Yield a loop's instructions without the names of registers, of labels and of its role's barrier."""
     inside = [kernel.label(number) for number in loop.blocks]
     for text in kernel.instructions(kernel.span(loop.blocks)):
         text = ROLE_BARRIER.sub(r"bar.sync role, \2;", text)
@@ -58,7 +58,7 @@ def _shape(kernel: Kernel, loop: Loop) -> Iterator[str]:
 
 
 def barrier_of(kernel: Kernel, loop: Loop) -> str:
-    """The number of the barrier of a loop's role."""
+    """Return the number of the barrier of a loop's role."""
     texts = kernel.instructions(kernel.span(loop.blocks))
     numbers = {found[1] for text in texts if (found := ROLE_BARRIER.match(text))}
     if len(numbers) != 1:
@@ -67,7 +67,7 @@ def barrier_of(kernel: Kernel, loop: Loop) -> str:
 
 
 def matched(kernel: Kernel, first: Loop, loop: Loop) -> Copy:
-    """`loop` as a copy of `first`: their registers one to one."""
+    """Return `loop` as a copy of `first`; raises Different unless their registers correspond one to one."""
     there, back = {}, {}
     texts = (kernel.instructions(kernel.span(x.blocks)) for x in (first, loop))
     for x, y in zip(*texts, strict=True):
@@ -78,25 +78,25 @@ def matched(kernel: Kernel, first: Loop, loop: Loop) -> Copy:
 
 
 def live(kernel: Kernel, copy: Copy) -> dict[str, str]:
-    """The registers of a copy, by those of the first loop, that are also used outside of it: at least those with which
-    it begins and those that it leaves."""
+    """Return the registers of a copy that are also used outside of it, by those of the first loop: at least the loop's
+    inputs and outputs."""
     span = kernel.span(copy.loop.blocks)
     outside = {x for i, line in enumerate(kernel.lines) if i not in span for x in REGISTER.findall(code(line))}
     return {p: q for p, q in copy.registers.items() if p != q and q in outside}
 
 
 def entry(kernel: Kernel, first: Loop, copy: Copy) -> Entry:
-    """How the copy's path enters the first loop.
+    """Return how the copy's path enters the first loop.
 
-    A number that both paths compute in the same way is computed again, from what was moved, where they meet: so the
-    compiler still knows that it is a constant, or the same in all lanes.
+    A value that both paths compute in the same way is computed again where they meet, from moved operands, so that the
+    assembler still sees that it is a constant, or the same in all lanes.
     """
     spans, found = (kernel.span(first.blocks), kernel.span(copy.loop.blocks)), Entry()
     cycles = {i for part in kernel.cycles for block in part for i in kernel.span(range(block, block + 1))}
     planned: dict[str, str] = {}
 
     def made(register: str) -> str:
-        """The one instruction outside of the loops that makes a register's value, or nothing."""
+        """Return the one instruction outside of the loops that writes a register, else an empty text."""
         lines = [i for i in kernel.definitions.get(register, ()) if not any(i in span for span in spans)]
         text = code(kernel.lines[lines[0]]) if len(lines) == 1 else ""
         copied = COPY.match(text)
@@ -108,7 +108,7 @@ def entry(kernel: Kernel, first: Loop, copy: Copy) -> Entry:
         return not any(i in cycles for i in lines)
 
     def prepare(p: str, q: str) -> bool:
-        """Plan that p has q's value; False where another one is planned for it."""
+        """Plan that p gets q's value; False if p already gets another one."""
         if p == q or p in planned:
             return planned.get(p, q) == q
         mine, its = made(p), made(q)
@@ -128,7 +128,7 @@ def entry(kernel: Kernel, first: Loop, copy: Copy) -> Entry:
 
 
 def in_both(entries: list[Entry]) -> dict[str, str]:
-    """What every copy's path computes again; what only some do is moved by the others, and so it must be by all."""
+    """Return what every copy's path computes again; raises Different unless all paths compute the same registers."""
     first, *others = entries
     if any(list(other.again) != list(first.again) for other in others):
         raise Different("paths begin in different ways")
@@ -136,6 +136,6 @@ def in_both(entries: list[Entry]) -> dict[str, str]:
 
 
 def dropped_labels(kernel: Kernel, loop: Loop) -> list[str]:
-    """The labels in a loop that the text's notes for debuggers name."""
+    """Return the labels in a loop to which the debug information refers."""
     lines = (code(kernel.lines[i]) for i in kernel.span(loop.blocks))
     return [text for text in lines if text.endswith(":") and text.startswith("$L__tmp") and not LABEL.match(text)]

@@ -1,4 +1,4 @@
-"""A kernel's text with one of several equal loops."""
+"""Writes a kernel's PTX with one copy of several equal loops."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from .equal import ROLE_BARRIER, Copy, Different, barrier_of, dropped_labels, en
 from .ptx import BRANCH, DECLARED, Kernel, Loop, code
 
 ROLE = "%shared_role"  # the number of the barrier of the role whose warps run the loop
-OTHER = "%shared_other"  # whether another role than one runs it
+OTHER = "%shared_other"  # predicate: a role other than the compared one runs the loop
 ENTER, LEAVE = "$L__shared_enter", "$L__shared_leave"
 
 
 def share_loops(ptx: str) -> str:
-    """The PTX of a kernel with one copy of the largest loop that several roles have, up to the names of registers.
+    """Return a kernel's PTX with one copy of the largest loop that several roles have, equal up to register names.
 
-    The other roles' warps enter that copy with their values in its registers, and leave it for what follows their own.
-    The text is returned as it is where no two loops are equal."""
+    The other roles' warps enter that copy with their values in its registers, and leave it for the code after their own
+    loop. Without two equal loops the text is returned unchanged."""
     kernel = Kernel(ptx)
     groups = same_loops(kernel)
     if not groups:
@@ -36,7 +36,7 @@ def _joined(kernel: Kernel, first: Loop, *others: Loop) -> list[str]:
         if not kernel.label(label):
             raise Different("a way out without a label")
 
-    inserted: dict[int, list[str]] = {}  # in the place of a line
+    inserted: dict[int, list[str]] = {}  # replacements, by line number
     for copy, begun in zip(copies, entries, strict=True):
         span = kernel.span(copy.loop.blocks)
         inserted |= {i: [] for i in span}
@@ -60,7 +60,7 @@ def _joined(kernel: Kernel, first: Loop, *others: Loop) -> list[str]:
 
 
 def _types(kernel: Kernel) -> dict[str, str]:
-    """The type of registers by how their names begin."""
+    """Return the types of registers by the prefix of their names."""
     found = (DECLARED.match(line) for line in kernel.lines)
     return {match[2]: match[1] for match in found if match}
 
@@ -70,7 +70,7 @@ def _move(types: dict[str, str], to: str, value: str) -> str:
 
 
 def _in_loop(kernel: Kernel, loop: Loop, line: str) -> str:
-    """A line of the shared loop: its barrier is the role's, its way out leads to where roles part."""
+    """Rewrite a line of the shared loop: the barrier becomes that of the running role, the exit leads to `LEAVE`."""
     text = code(line)
     barrier, branch = ROLE_BARRIER.match(text), BRANCH.match(text)
     if barrier:
@@ -81,7 +81,7 @@ def _in_loop(kernel: Kernel, loop: Loop, line: str) -> str:
 
 
 def _leave(kernel: Kernel, first: Loop, copies: list[Copy], types: dict[str, str]) -> list[str]:
-    """Where roles part: each with its values in its own registers."""
+    """Return the code after the loop: it branches by role and moves values back to the role's own registers."""
     lines = [f"{LEAVE}:"]
     for number, copy in enumerate(copies):
         lines += [f"\tsetp.ne.b32 \t{OTHER}, {ROLE}, {copy.barrier};", f"\t@{OTHER} bra \t{LEAVE}_{number};"]
@@ -91,7 +91,7 @@ def _leave(kernel: Kernel, first: Loop, copies: list[Copy], types: dict[str, str
 
 
 def _entrances(kernel: Kernel, loop: Loop) -> list[int]:
-    """Lines outside of a loop that branch into it."""
+    """Return the lines outside of a loop that branch into it."""
     outside = (block for number, block in enumerate(kernel.blocks) if number not in loop.blocks)
     return [block.last for block in outside if loop.header in block.targets]
 

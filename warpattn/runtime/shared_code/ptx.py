@@ -1,4 +1,4 @@
-"""The text of a kernel's PTX as basic blocks: just what it takes to find its loops."""
+"""Parses a kernel's PTX into basic blocks, as far as that is needed to find its loops."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ ENDS = re.compile(r"^(?:ret|trap|exit);")
 DISPATCH = re.compile(r"^brx\.idx\b")  # of the roles: what a worker's warps run next
 NOTE = re.compile(r"^(?:\.loc\b|\$L__tmp\d+:|\.pragma\b)")
 DECLARED = re.compile(r"^\s*\.reg \.(\w+)\s+(%[a-z]+)<\d+>;")
-END = "$L__func_end0:"  # where there are numbers of source lines; else a kernel ends with the text
+END = "$L__func_end0:"  # present with debug information; else the kernel ends with the text
 
 
 def code(line: str) -> str:
-    """A line without its comment."""
+    """Return a line without its comment."""
     return line.split("//", 1)[0].strip()
 
 
 @dataclass
 class Block:
-    """Lines that run one after the other."""
+    """A basic block: lines that run one after the other."""
 
     first: int
     last: int = -1
@@ -34,7 +34,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Loop:
-    """Blocks that reach each other, next to each other in the text, with one entry and one way out."""
+    """Blocks of a cycle that are contiguous in the text, with one entry and one exit."""
 
     blocks: range
     header: str
@@ -86,13 +86,13 @@ class Kernel:
         return range(self.blocks[blocks[0]].first, self.blocks[blocks[-1]].last + 1)
 
     def instructions(self, lines: Iterable[int]) -> list[str]:
-        """What of some lines the assembler reads, without the notes for debuggers."""
+        """Return the instructions among some lines, without debug information."""
         read = (code(self.lines[i]) for i in lines)
         return [text for text in read if text and not NOTE.match(text)]
 
     @cached_property
     def definitions(self) -> dict[str, list[int]]:
-        """The lines that may write a register. Where one cannot tell, a line that reads it counts, too."""
+        """The lines that may write a register. If that cannot be told, a line that reads it counts, too."""
         found: dict[str, list[int]] = {}
         for i, line in enumerate(self.lines):
             text = code(line)
@@ -103,7 +103,7 @@ class Kernel:
 
     @cached_property
     def cycles(self) -> list[list[int]]:
-        """Blocks that reach each other, but for the workers' loop over their roles."""
+        """The cycles of blocks, without the workers' loop over their roles."""
         import networkx
 
         edges = ((a, b) for a, following in enumerate(self.successors) for b in following)
@@ -111,7 +111,7 @@ class Kernel:
         return sorted(part for part in parts if part[0] in self.successors[part[-1]] or len(part) > 1)
 
     def loops(self) -> list[Loop]:
-        """The cycles that are one piece of text with one entry and one way out."""
+        """Return the cycles that are contiguous in the text and have one entry and one exit."""
         return [loop for part in self.cycles if (loop := self._loop(part))]
 
     def _loop(self, part: list[int]) -> Loop | None:

@@ -1,6 +1,6 @@
 """The operators of warpattn in torch, and calls of them from compiled graphs.
 
-    operators   warpattn::attention and warpattn::attention_backward, what they do and what autograd knows of them
-    program     everything of a call that is not a tensor, as text
+    operators   warpattn::attention and warpattn::attention_backward, with their autograd and fake functions
+    program     writes everything in a call that is not a tensor as text
     tracing     what `attention` and its siblings do while torch traces them; imports torch._dynamo
 """

@@ -1,14 +1,14 @@
-"""The operators `warpattn::attention` and `warpattn::attention_backward`, and what autograd does with them.
+"""Defines the operators `warpattn::attention` and `warpattn::attention_backward`, with their autograd functions.
 
-    record(call) ── rules, programs of mask and score as text, captured tensors as inputs
+    record(call) ── checks rules; mask and score become text, captured tensors inputs
       warpattn::attention(q, k, v, sinks, indices, mask tensors, score tensors, text) ─▶ out, lse
         backward ─▶ warpattn::attention_backward ─▶ dq, dk, dv, then those of sinks, indices and score tensors
 
-Indices are what a sequence has beside q, k and v: offsets, tables, scales, and the rotary part of queries in two
-tensors, the only one of them that has a gradient (the reference's, since kernels have none for it).
+Indices are the tensors of a sequence beside q, k and v: offsets, tables, scales, and the rotary part of queries in two
+tensors. Only that part can have a gradient, from the reference; kernels have no backward for it.
 
-An operator runs below autograd: the reference is differentiated within the backward one. Selective checkpointing lists
-`torch.ops.warpattn.attention.default` once this module has been imported.
+An operator runs below autograd, so the backward operator differentiates the reference itself. For selective
+checkpointing, `torch.ops.warpattn.attention.default` exists once this module has been imported.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from warpattn.runtime.training.recomputed import recomputed
 
 
 def record(call: Call) -> tuple[Tensor, Tensor]:
-    """Out and lse of a call through its operator; an empty lse where none is returned. Values are not checked."""
+    """Run a call through its operator; return out and lse, an empty one if none is needed. Values are not checked."""
     q, k, v, sinks = call.q, call.k, call.v, call.sinks
     try:
         checked = validate(call, read_values=False)
-    except AttentionError as error:  # raised when the graph runs: the tracer would bury it
+    except AttentionError as error:  # raised when the graph runs: the tracer would hide it
         return _refuse(q.detach(), v.detach(), repr(error.reasons), call.return_lse is True)
     mask_tensors, score_tensors = list(checked.mask.tensors), list(checked.score.tensors if checked.score else ())
     with_lse = call.return_lse or bool(checked.differentiated)  # the backward needs it
@@ -54,7 +54,7 @@ def _attention(
     score_tensors: list[Tensor],
     call: str,
 ) -> tuple[Tensor, Tensor]:
-    """Out and lse in the shapes of the sequence kind, or an empty lse if the call does not return it."""
+    """Compute out and lse in the shapes of the sequence kind; lse is empty if the call does not return it."""
     with torch.no_grad():
         result = _run(_called((q, k, v), sinks, indices, mask_tensors, score_tensors, call))
     out, lse = result if isinstance(result, tuple) else (result, _lse_like(q, False))
@@ -77,7 +77,7 @@ def _fake(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Called only where an input requires gradients."""
+    """Save tensors for the backward; called only if an input requires gradients."""
     q, k, v, sinks, indices, mask_tensors, score_tensors, call = inputs
     lists = (indices, mask_tensors, score_tensors)
     ctx.save_for_backward(q, k, v, *output, sinks, *(tensor for listed in lists for tensor in listed))
@@ -114,7 +114,7 @@ def _attention_backward(
     call: str,
     wanted: list[bool],  # the sinks' gradient, then those of each index and each score tensor
 ) -> list[Tensor]:
-    """dq, dk, dv, and those of the sinks, indices and score tensors that require one, in this order."""
+    """Compute dq, dk, dv, then gradients of the sinks, indices and score tensors that require one, in this order."""
     q, k, v, out, lse = saved
     dsinks, dindices, dscore = wanted[0], wanted[1 : len(indices) + 1], wanted[len(indices) + 1 :]
     indices, score_tensors = _leaves(indices, dindices), _leaves(score_tensors, dscore)
@@ -148,7 +148,7 @@ def _fake_backward(
 
 @torch.library.custom_op("warpattn::refused_attention", mutates_args=())
 def _refuse(q: Tensor, v: Tensor, reasons: str, return_lse: bool) -> tuple[Tensor, Tensor]:
-    """A call that breaks rules."""
+    """Raise the error of a call that breaks rules when the graph runs."""
     raise AttentionError(*ast.literal_eval(reasons))
 
 
@@ -158,7 +158,7 @@ def _fake_refusal(q: Tensor, v: Tensor, reasons: str, return_lse: bool) -> tuple
 
 
 def _leaves(tensors: list[Tensor], wanted: list[bool]) -> list[Tensor]:
-    """Tensors of a graph of their own, which require gradients where they are wanted."""
+    """Detach tensors; those in `wanted` require gradients."""
     return [x.detach().requires_grad_(want) for x, want in zip(tensors, wanted, strict=True)]
 
 
@@ -167,7 +167,7 @@ def _chosen(tensors: Many[Tensor | None], wanted: list[bool]) -> list[Tensor]:
 
 
 def _run(call: Call) -> Result:
-    """A call whose kernels need not know of gradients."""
+    """Run a call that requires no gradients."""
     return cast("Result", execute.attend(call))
 
 
@@ -179,7 +179,7 @@ def _called(
     score_tensors: list[Tensor],
     text: str,
 ) -> Call:
-    """The call of an operator's arguments."""
+    """Rebuild the call from an operator's arguments."""
     q, k, v = operands
     parsed = program.read(text, tuple(mask_tensors), tuple(score_tensors))
     tail = parsed.tail

@@ -1,4 +1,4 @@
-"""A call without its tensors as text, for operators: torch hands them tensors, numbers and strings only.
+"""Writes a call without its tensors as text, since torch passes only tensors, numbers and strings to operators.
 
     write(call, checked) ─▶ text        text, tensors ─ read ─▶ Parsed
 
@@ -25,7 +25,7 @@ DENSE = Dense()
 
 
 class Tail(NamedTuple):
-    """What a call says beside its tensors, mask, score and sequence."""
+    """The arguments of a call other than its tensors, mask, score and sequence."""
 
     scale: float
     return_lse: bool
@@ -34,7 +34,7 @@ class Tail(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """A text, read."""
+    """A text that was read."""
 
     mask: Mask
     score: Score | None
@@ -43,7 +43,7 @@ class Parsed(NamedTuple):
 
 
 def write(call: Call, checked: CheckedCall, return_lse: bool) -> str:
-    """The text of a call."""
+    """Write a call as text."""
     tail = (float(checked.scale), return_lse, call.backend, call.deterministic)
     layout = (call.sequence.kind, call.sequence.bounds(), tuple(call.sequence.indices()))
     return repr((checked.mask.key, checked.score.key if checked.score else None, tail, layout))
@@ -55,12 +55,12 @@ def has_lse(text: str) -> bool:
 
 
 def read(text: str, mask_tensors: tuple[Tensor, ...], score_tensors: tuple[Tensor, ...]) -> Parsed:
-    """A text with its tensors; without any the same objects again, so that launches are remembered."""
+    """Read a text and attach its tensors; without any it returns the same objects again, so launches are remembered."""
     return _read_plain(text) if not (mask_tensors or score_tensors) else _parse(text, mask_tensors, score_tensors)
 
 
 def sequence_of(layout: tuple[Any, ...], k: Tensor, v: Tensor, indices: list[Tensor]) -> Sequence:
-    """The sequence of a parsed call."""
+    """Rebuild the sequence of a parsed call."""
     kind, bounds, names = layout
     fields = {_field(name): x for name, x in zip(names, indices, strict=True)}
     if kind == Dense.kind:
@@ -76,12 +76,12 @@ def sequence_of(layout: tuple[Any, ...], k: Tensor, v: Tensor, indices: list[Ten
 
 
 def _field(name: str) -> str:
-    """The field of a sequence by the name that its user knows: "kv.k_scale" and "k.scale" are k_scale."""
+    """Return the field of a sequence for the name in messages: "kv.k_scale" and "k.scale" are k_scale."""
     return name.removeprefix("seq.").removeprefix("kv.").replace(".", "_")
 
 
 def replay(key: tuple[Any, ...]) -> list[Node]:
-    """The output nodes of a program from its `Program.key`."""
+    """Rebuild the output nodes of a program from its `Program.key`."""
     code, outputs, _ = key
     nodes: list[Node] = []
     for op, dtype, *args in code:

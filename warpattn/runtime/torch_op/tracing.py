@@ -1,10 +1,10 @@
-"""Attention calls while torch traces them (torch.compile, torch.export): one operator, captured tensors included.
+"""Attention calls while torch traces them (torch.compile, torch.export): each becomes one operator.
 
-    attend      what `attention`, `attention_varlen` and `attention_paged` do while torch traces them
+    attend      called by `attention`, `attention_varlen` and `attention_paged` while torch traces them
       record    runs outside of the tracer, and calls the operator
 
-Masks and scores are pytrees of their tensors: the tracer sees through them, and a graph stays right when captured
-tensors change. Imported when torch traces, because it needs torch._dynamo.
+Masks and scores are pytrees of their tensors: the tracer sees the tensors, so a graph stays right when captured tensors
+change. This module is imported when torch traces, because it needs torch._dynamo.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from warpattn.sequences.latent import LatentPages
 
 
 def attend(call: Call) -> Result:
-    """A call as an operator of the graph that is being traced, without a look at values of lengths and tables."""
+    """Record a call as an operator of the graph that is being traced; values of lengths and tables are not checked."""
     _learn_kinds()
     result, lse = _record(call)
     if call.out is not None:
@@ -39,14 +39,14 @@ _record = torch._dynamo.nonstrict_trace(operators.record)
 
 
 def _flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
-    """(tensors, numbers, masks, scores and sequences inside of a value, everything else)."""
+    """Split a value into (its tensors, numbers, masks, scores and sequences; everything else)."""
     children: list[Any] = []
     fields = [(field.name, _split(getattr(value, field.name), children)) for field in dataclasses.fields(value)]
     return children, (type(value), tuple(fields))
 
 
 def _split(value: Any, children: list[Any]) -> tuple[str, Any]:
-    # The tracer may keep numbers open, too; it takes them where tensors are.
+    # The tracer may treat numbers as symbols, too; it takes them as children, as it does tensors.
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if number or isinstance(value, Tensor | Traced | Table | Sequence):
         children.append(value)
@@ -84,7 +84,7 @@ def _kinds(base: type) -> Iterator[type]:
 
 @torch.compiler.assume_constant_result  # run, not traced, whenever a call is traced
 def _learn_kinds() -> bool:
-    """Masks and scores that were defined since, by users and adapters, become pytrees, too."""
+    """Register masks and scores that users and adapters have defined meanwhile as pytrees."""
     for kind in _kinds(Traced):
         if dataclasses.is_dataclass(kind) and kind not in _known:
             _known.add(kind)

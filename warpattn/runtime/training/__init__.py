@@ -1,1 +1,1 @@
-"""Gradients of calls that kernels run: autograd's function, the backward's launches, gradients of captured tensors."""
+"""Gradients of calls that kernels run: the autograd function, the backward's launches, captured tensors."""

@@ -1,9 +1,9 @@
-"""Calls whose inputs require gradients of kernels: autograd's function around the forward's and the backward's.
+"""Calls whose inputs require gradients: an autograd function around the kernels of forward and backward.
 
     train ─┬▶ _Attention.forward    execute.attend, with the LSE; saves q, k, v, out, lse, sinks, captured tensors
-           └▶ _Attention.backward   take_gradients: dq, dk, dv, dsinks, those of captured tensors
+           └▶ _Attention.backward   take_gradients: dq, dk, dv, dsinks, gradients of captured tensors
 
-Where torch looks at operators (selective checkpointing, fake tensors, `make_fx`), the call is the operator
+Under torch's dispatch modes (selective checkpointing, fake tensors, `make_fx`), the call runs as the operator
 `warpattn::attention` instead, which has the same gradients.
 """
 
@@ -27,7 +27,7 @@ from warpattn.sequences import Sequence
 
 
 class _Job(NamedTuple):
-    """What a backward keeps of its call beside tensors that autograd saves."""
+    """What the backward needs of a call, except for the tensors that autograd saves."""
 
     checked: CheckedCall
     sequence: Sequence
@@ -35,7 +35,7 @@ class _Job(NamedTuple):
 
 
 def train(call: Call, checked: CheckedCall) -> Result:
-    """Out, or (out, lse), with gradients; `checked` is what `execute.attend` made of the call."""
+    """Return out, or (out, lse), with gradients; `checked` is what `execute.attend` returned for the call."""
     if torch._C._len_torch_dispatch_stack():
         from warpattn.runtime.torch_op import operators  # registers them, which takes milliseconds
 
@@ -47,7 +47,7 @@ def train(call: Call, checked: CheckedCall) -> Result:
 
 
 class _Attention(torch.autograd.Function):
-    """Out and LSE of a call. Its tensors are arguments of their own, so that autograd sees them."""
+    """Out and LSE of a call. Its tensors are separate arguments, so that autograd sees them."""
 
     @staticmethod
     def forward(ctx: Any, call: Call, checked: CheckedCall, *tensors: Tensor | None) -> Any:
@@ -73,16 +73,16 @@ class _Attention(torch.autograd.Function):
 
 
 def taken_once(gradients: Iterable[Tensor | None]) -> Iterable[Tensor | None]:
-    """Gradients that a backward returns, which are one clear error where they are differentiated again."""
+    """Make the gradients that a backward returns raise one clear error if they are differentiated again."""
     if not torch.is_grad_enabled():
         return gradients
     return _Once.apply(*(x if x is None else x.requires_grad_() for x in gradients))
 
 
 class _Once(torch.autograd.Function):
-    """Gradients as they are, which cannot be differentiated: there is no such formula.
+    """Passes gradients through; its backward raises, because kernels have no second derivative.
 
-    torch's `once_differentiable` lets them pass as constants where dout requires no gradient.
+    torch's `once_differentiable` would treat them as constants if dout requires no gradient.
     """
 
     @staticmethod

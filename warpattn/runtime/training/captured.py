@@ -1,11 +1,11 @@
-"""Gradients of tensors that a score captured: by a kernel that adds in any order, or where the order has to be the same
-in every run in torch operations on the operands' device, tile by tile.
+"""Gradients of tensors that a score captured: by a kernel that adds in any order, or, if they must be deterministic or
+there is no such kernel, by torch operations on the operands' device, tile by tile.
 
-    T[i] takes part as x = f(s, T[i], …):      dT[i] += sum of dx * df/dT over the pairs (row, key) that read it
+    score x = f(s, T[i], …):      dT[i] += sum of dx * df/dT over the pairs (row, key) that read T[i]
 
-The slower form: scores are computed again in fp32, in tiles of rows and visible keys, and
-what an index does not depend on is summed before it is added at the index. Memory does not grow with Sq x Sk. Offsets
-of ragged batches are read on the host.
+The torch operations, which are slower, compute scores again in fp32, in tiles of rows and visible keys; they sum over
+dimensions that an index does not depend on before they add at the index. Memory does not grow with Sq x Sk. Offsets of
+ragged batches are read on the host.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DTYPE = torch.float32
 def captured_gradients(
     checked: CheckedBackward, sequence: Sequence, x: Gradients, wanted: Many[bool]
 ) -> tuple[Tensor | None, ...]:
-    """The gradient of each tensor of the score that requires one (`wanted`), else None."""
+    """Return the gradient of each tensor of the score that requires one (`wanted`), else None."""
     score = checked.forward.score
     assert score is not None  # else nothing is captured
     slots = [slot for slot in range(len(score.tensors)) if wanted[slot]]
@@ -84,8 +84,8 @@ def _add_sequence(
 ) -> None:
     """Add what one sequence contributes; `rows` are its LSE and dLSE [Hq, Sq].
 
-    A row's sum of p * dp is taken of the keys first, in fp32: that of dout * out has the rounding of out, the same for
-    all pairs of the row, which does not average out in a sum over them.
+    A first pass over the keys sums p * dp of each row in fp32. The equal sum of dout * out would contain the rounding
+    error of out, which is the same for all pairs of a row and so does not average out.
     """
     q, dout, k, v = tensors
     group = len(q) // len(k)
@@ -108,7 +108,7 @@ def _add_sequence(
 
 
 def _probabilities(job: Job, env: dict[str, Any], masked: bool, lse: Tensor) -> Tensor:
-    """p [Hq, M, N] of a tile; `lse` [Hq, M, 1]."""
+    """Compute p [Hq, M, N] of a tile; `lse` [Hq, M, 1]."""
     score: ScoreProgram = job.score  # type: ignore[assignment]  # there is one
     p = torch.exp(evaluate(score.out, env, score.tensors, DTYPE) - lse).expand_as(env["s"])
     if masked:
@@ -118,7 +118,7 @@ def _probabilities(job: Job, env: dict[str, Any], masked: bool, lse: Tensor) -> 
 
 
 def _add_tile(job: Job, env: dict[str, Any], dx: Tensor, into: tuple[list[Adjoint], dict[int, Tensor]]) -> None:
-    """Add what one tile contributes: the gradient dx [Hq, M, N] of its scores, handed on."""
+    """Add what one tile contributes; dx [Hq, M, N] is the gradient of its scores."""
     score: ScoreProgram = job.score  # type: ignore[assignment]  # there is one
     adjoints, sums = into
     values = evaluate_all(tuple(adjoint.value for adjoint in adjoints), env, score.tensors, DTYPE)
@@ -129,7 +129,7 @@ def _add_tile(job: Job, env: dict[str, Any], dx: Tensor, into: tuple[list[Adjoin
 
 
 def _add_at(total: Tensor, index: list[Any], part: Tensor) -> None:
-    """total[index] += part [Hq, M, N], summed over what the index does not depend on; outside nothing is added."""
+    """total[index] += part [Hq, M, N], summed over dimensions that the index lacks; skips indices out of range."""
     if not index:  # a number's tensor
         total += part.sum()
         return

@@ -1,7 +1,7 @@
-"""Gradients from the results of a forward, for callers with an autograd of their own.
+"""Gradients from the results of a forward, for callers with their own autograd.
 
-The results may be those of more keys than the call has: with out and LSE over all of them, the gradients are the call's
-share, and shares of disjoint sets of keys add up. Rings of ranks rely on it (`distributed.ring`, torch's own).
+The results may cover more keys than the call has: with out and LSE over all keys, the gradients are the part of the
+call's own keys, and parts of disjoint sets of keys add up. Ring attention relies on it (`distributed.ring`, torch's).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from warpattn.runtime.training.recomputed import shares
 
 
 def differentiate(call: Call, saved: Saved, along: Along, captured: Many[Tensor] = ()) -> list[Tensor]:
-    """dq, dk, dv, and the gradients of tensors that the score captured; AttentionError listing every broken rule."""
+    """Return dq, dk, dv and gradients of `captured`, tensors of the score; AttentionError lists all broken rules."""
     with torch.no_grad():
         checked = validate(call)
         _check_results(checked, saved, along)
@@ -39,7 +39,7 @@ def differentiate(call: Call, saved: Saved, along: Along, captured: Many[Tensor]
 
 
 def _check_results(checked: CheckedCall, saved: Saved, along: Along) -> None:
-    """Shapes, dtypes and devices of out, dout and lse."""
+    """Check shapes, dtypes and devices of out, dout and lse."""
     rules, q = Rules(), saved.q
     shape = (*q.shape[:-1], checked.problem.dim_v)
     exact = torch.float64 if q.dtype == torch.float64 else torch.float32

@@ -1,7 +1,7 @@
-"""Gradients of one call by kernels: from what its forward left and the gradients of its results.
+"""Gradients of one call by kernels, from tensors that its forward saved and the gradients of its results.
 
 Saved, Along ─┬─ CheckedBackward, Gradients ─▶ launches on a card or in the simulator ─▶ dq, dk, dv, dsinks
-              └─ captured.py ─────────────────────────────────────────────────────────▶ those of captured tensors
+              └─ captured.py ─────────────────────────────────────────────────────────▶ gradients of captured tensors
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOTHING = contextlib.nullcontext()
 
 
 class Saved(NamedTuple):
-    """What the backward needs of the forward, in its shapes; lse is fp32."""
+    """The forward's tensors that the backward needs, in the forward's shapes; lse is fp32."""
 
     q: Tensor
     k: Tensor
@@ -38,7 +38,7 @@ class Saved(NamedTuple):
 
 
 class Along(NamedTuple):
-    """Gradients of the results; None is 0."""
+    """Gradients of the results out and lse; None is 0."""
 
     dout: Tensor | None
     dlse: Tensor | None
@@ -52,7 +52,7 @@ class Wanted(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Gradients in the shapes and dtypes of what they are of; None where none is required."""
+    """Gradients in the shapes and dtypes of their tensors; None where none is required."""
 
     q: Tensor
     k: Tensor
@@ -62,13 +62,13 @@ class Found(NamedTuple):
 
 
 def checked_backward(forward: CheckedCall, deterministic: bool | None) -> CheckedBackward:
-    """The backward of a checked call; `deterministic` None: as torch's switch says now."""
+    """Return the backward of a checked call; `deterministic` None: follow torch's switch."""
     arch = forward.backend.removeprefix("simulate:")
     return CheckedBackward.of(forward, are_deterministic(arch, deterministic))
 
 
 def take_gradients(checked: CheckedBackward, sequence: Sequence, saved: Saved, along: Along, wanted: Wanted) -> Found:
-    """The gradients of sum(dout * out) + sum(dlse * lse), on torch's current stream of the operands' device."""
+    """Compute the gradients of sum(dout * out) + sum(dlse * lse), on torch's current stream of the operands' device."""
     dout = torch.zeros_like(saved.out) if along.dout is None else along.dout.detach()
     dlse = None if along.dlse is None else along.dlse.detach()
     dq, dk, dv = beside(saved.q, saved.k, saved.v)

@@ -1,4 +1,4 @@
-"""The plan of gradients and their launches: which backward, with which configuration, and why."""
+"""Plans a backward and lists its launches: which kernels, with which configuration, and why."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CAPTURED_IN_ORDER = (
 
 
 def plan_backward(problem: Problem, arch: str = "sm90") -> Plan:
-    """The plan of the gradients of a `problem`; AttentionError where `arch` has no backward that takes it."""
+    """Return the plan of a problem's gradients; raises AttentionError if `arch` has no backward that takes it."""
     plan(problem, arch)  # the forward's rules
     rules = Rules()
     check_backward(rules, arch, ("q", "k", "v"), problem, problem.kind)
@@ -44,7 +44,7 @@ def plan_backward(problem: Problem, arch: str = "sm90") -> Plan:
 
 
 def list_backward_launches(checked: CheckedBackward, x: Gradients, sequence: Sequence) -> tuple[Launch, ...]:
-    """The launches of a checked backward on its backend's architecture, in order; tensors are fitted."""
+    """Return the launches of a checked backward on its backend's architecture, in order; tensors are fitted."""
     arch = checked.forward.backend.removeprefix("simulate:")
     return for_chip(_backward(RUNS.get(arch, arch)).launches(_filled_backward(checked), x, sequence), arch)
 
@@ -52,7 +52,7 @@ def list_backward_launches(checked: CheckedBackward, x: Gradients, sequence: Seq
 def list_captured_launches(
     checked: CheckedBackward, x: Gradients, sequence: Sequence, wanted: Many[bool], sums: Many[Tensor | None]
 ) -> tuple[Launch, ...]:
-    """The launches that add gradients of what the score captured to `sums`, in order; tensors are fitted."""
+    """Return the launches that add gradients of the score's captured tensors to `sums`; tensors are fitted."""
     arch = checked.forward.backend.removeprefix("simulate:")
     captured = _backward(RUNS.get(arch, arch)).captured
     assert captured is not None  # see `BackwardLimits.captured`
@@ -64,7 +64,7 @@ def _filled_backward(checked: CheckedBackward) -> CheckedBackward:
 
 
 class _Backward(NamedTuple):
-    """What the folder of an architecture's backward has."""
+    """The functions of an architecture's backward folder."""
 
     choose: Choose
     launches: Callable[[CheckedBackward, Gradients, Sequence], tuple[Launch, ...]]
@@ -72,7 +72,7 @@ class _Backward(NamedTuple):
 
 
 def _backward(arch: str) -> _Backward:
-    """The functions of an architecture that has a backward, imported when they are first needed."""
+    """Return the functions of an architecture's backward, imported when they are first needed."""
     if arch == "sm90":
         from warpattn.kernels.sm90.backward.config import choose
         from warpattn.kernels.sm90.backward.launch import list_backward_launches, list_captured_launches

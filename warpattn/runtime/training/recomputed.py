@@ -1,7 +1,7 @@
-"""Gradients of the reference where autograd does not look: within operators, from the call alone.
+"""Gradients of the reference inside of operators, where autograd does not record: it runs the reference again.
 
-    call, Along ─ the reference once more, on leaves ─ torch.autograd.grad ─▶ dq, dk, dv, and those of other tensors
-    call, Saved, Along ─ the same, as a part of results over more keys ─▶ the call's shares of them
+    recomputed(call, Along)       reference on leaves ─ torch.autograd.grad ─▶ dq, dk, dv, those of other tensors
+    shares(call, Saved, Along)    the same where `Saved` has results over more keys ─▶ the part of the call's keys
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from warpattn.runtime.training.gradients import Along, Saved
 
 
 def recomputed(call: Call, along: Along, more: list[Tensor]) -> list[Tensor]:
-    """Gradients of q, k, v and of `more`: leaves that require gradients and that the call and its sequence hold."""
+    """Return gradients of q, k, v and of `more`, leaves in the call and its sequence that require gradients."""
     q, k, v = call.q, call.k, call.v
     with above_autograd(), torch.enable_grad():
         results = execute.attend(replace(call, return_lse=True))
@@ -32,10 +32,10 @@ def recomputed(call: Call, along: Along, more: list[Tensor]) -> list[Tensor]:
 
 
 def shares(call: Call, checked: CheckedCall, saved: Saved, along: Along, more: Many[Tensor]) -> list[Tensor]:
-    """The call's part of gradients of q, k, v and of `more` where `saved` has the results over its and other keys.
+    """Return the call's part of the gradients of q, k, v and `more`; `saved` has results over its keys and others.
 
-    With L the saved LSE the call adds w * out to the whole result, w = exp(lse - L). L is a function of the scores,
-    too: its gradient is what each row's w is multiplied with beside dout * out.
+    With L the saved LSE, the call contributes w * out to the whole result, w = exp(lse - L). L also depends on the
+    scores, so the gradient by a row's w is the sum of dout * out minus `moved`, the part through L.
     """
     leaves = [*(x.detach().requires_grad_() for x in (call.q, call.k, call.v)), *more]
     q, k, v = leaves[:3]
@@ -57,7 +57,7 @@ def _filled(leaves: list[Tensor], found: Many[Tensor | None]) -> list[Tensor]:
 
 
 def above_autograd() -> Any:
-    """A context in which autograd sees what happens, as it does not within operators."""
+    """Return a context in which autograd records, as it does not inside of operators."""
     keys, hidden = torch._C.DispatchKey, torch._C._dispatch_tls_local_exclude_set()
     for key in (keys.AutogradFunctionality, keys.AutogradOther, keys.AutogradNestedTensor, keys.ADInplaceOrView):
         hidden = hidden.remove(key)

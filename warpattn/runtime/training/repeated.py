@@ -1,7 +1,7 @@
-"""Repeated backward calls: launches are kept, and the next call like one before allocates and writes addresses.
+"""Cache of launches for repeated backward calls: they only allocate a workspace and write addresses.
 
-    key = traced mask and score, scale, determinism, and of each tensor shape, strides and dtype
-    key -> launches, and the places of their workspace in one allocation, which each call makes: dQ in fp32 is large
+    key = traced mask and score, scale, determinism, and shape, strides and dtype of each tensor
+    key -> launches, and offsets of workspace tensors in one allocation, made per call since dQ in fp32 is large
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from warpattn.sequences import Dense
 from warpattn.sequences import Sequence as Layout
 
 AT_MOST = 512
-APART = 256  # bytes that tensors of a workspace begin at multiples of
+APART = 256  # bytes: alignment of the tensors of a workspace
 
 
 class _Kept(NamedTuple):
     bound: BoundLaunches
-    places: tuple[int, ...]  # bytes before each tensor of the workspace, and at last all
+    places: tuple[int, ...]  # byte offset of each tensor of the workspace, then its size
 
 
 _known: dict[Hashable, _Kept] = {}
 
 
 def launched_again(checked: CheckedBackward, sequence: Layout, x: Gradients) -> bool:
-    """Launch on the current device if a backward like this one has run there before; False if not."""
+    """Launch on the current device if an equal backward has run there before; False if not."""
     try:
         addresses, key = _identify(checked, sequence, x)
     except TypeError:
@@ -55,7 +55,7 @@ def launched_again(checked: CheckedBackward, sequence: Layout, x: Gradients) -> 
 def remember(
     checked: CheckedBackward, sequence: Layout, x: Gradients, fitting: Gradients, bound: BoundLaunches
 ) -> None:
-    """Keep the launches of a backward that has just run on `fitting`, if that is `x` without copies."""
+    """Keep the launches of a backward that has just run on `fitting`, if `fitting` contains no copies."""
     pairs = zip(x, fitting, strict=True)
     if any(a is not None and b is not None and a.data_ptr() != b.data_ptr() for a, b in pairs):
         return
@@ -64,7 +64,7 @@ def remember(
     try:
         _, key = _identify(checked, sequence, x)
         bound.follow((*given, *workspace), sum([1 + 2 * tensor.ndim for tensor in checked.forward.mask.tensors]))
-    except (LookupError, TypeError):  # offsets of queries are given again as those of keys; a tensor's subclass
+    except (LookupError, TypeError):  # the same offsets for queries and keys; a subclass of Tensor
         return
     if len(_known) >= AT_MOST:
         _known.clear()
@@ -73,7 +73,7 @@ def remember(
 
 
 def _workspace_of(bound: BoundLaunches, given: Sequence[Tensor | None]) -> list[Tensor]:
-    """Tensors among the parameters that are not `given` and were not captured, each once; before `follow`."""
+    """List tensors among the parameters that are neither `given` nor captured, each once; call before `follow`."""
     named = [pair for launch in bound.each for pair in zip(launch.kernel.parameters, launch.arguments, strict=True)]
     every = [value for parameter, value in named if parameter.name.partition(".")[0] not in CAPTURED]
     every = [value.tensor if isinstance(value, TensorMap) else value for value in every]
@@ -82,7 +82,7 @@ def _workspace_of(bound: BoundLaunches, given: Sequence[Tensor | None]) -> list[
 
 
 def _identify(checked: CheckedBackward, sequence: Layout, x: Gradients) -> tuple[list[int], Hashable]:
-    """Addresses, 0 for None, and what else launches depend on; TypeError for subclasses. One loop: each call pays."""
+    """Return addresses, 0 for None, and the key; raises TypeError for subclasses. One loop, since each call pays."""
     forward = checked.forward
     key: list[Hashable] = [_name(forward.mask), _name(forward.score), forward.scale, checked.deterministic]
     key += (type(sequence), sequence.bounds(), x.q.get_device())
@@ -104,7 +104,7 @@ def _identify(checked: CheckedBackward, sequence: Layout, x: Gradients) -> tuple
 
 
 def _name(program: MaskProgram | ScoreProgram | None) -> Hashable:
-    """What identifies a mask or score: itself, which is quick, but its nodes if it has tensors, such as one step's."""
+    """Identify a mask or score by itself, which is quick; by its nodes if it has tensors, often new in each step."""
     return None if program is None else program.key if program.tensors else ref(program)
 
 

@@ -1,1 +1,1 @@
-"""Configurations that were measured on this machine's own card, and how a plan finds them."""
+"""Tuned choices: configurations measured on this machine's card, their file, and how a plan finds them."""

@@ -1,12 +1,12 @@
-"""The file of tuned choices: which configuration of a call was the fastest on a card, with the times of all.
+"""The file of tuned choices: for each call the fastest configuration on a card, with the times of all.
 
     <cache folder>/tuned/choices.json   a line with the format and a checksum, then the rows as JSON
     <cache folder>/tuned/lock           locked by the process that rewrites the file
 
-Rules of compiled kernels hold: folders and file are made for this user alone and read only if no other could have
-written them, and the file is replaced in one step. A row names a configuration and holds none, so no file can bring one
-that this package does not make itself. A row of other kernels or another Triton counts as stale: its name may mean
-something else by now.
+The rules of compiled kernels apply: folders and file are made for this user alone and read only if no other user could
+have written them, and the file is replaced in one step. A row only names a configuration, so no file can introduce one
+that this package does not make itself. A row of other kernels or another Triton is stale: its name may mean something
+else by now.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from warpattn.runtime import cache_folder, kernel_cache
 
 FORMAT = "warpattn tuned 1"
 FOLDER, FILE = "tuned", "choices.json"
-MOST_ROWS = 4096  # those measured longest ago leave first
+MOST_ROWS = 4096  # the oldest are removed first
 MOST_BYTES = 16 * 2**20  # a row takes 1 to 3 KiB
 PRIVATE = 0o600
 
@@ -38,12 +38,12 @@ class Row:
     """What `tune` found for one call on one card."""
 
     key: str  # digest of everything that the choice depends on, see `table.key_of`
-    call: str  # the same for people
+    call: str  # the same in words
     card: str
-    candidate: str  # name of the fastest configuration; BUILT_IN: that of the table
-    built_in: str  # what the table chose
-    microseconds: Mapping[str, float]  # medians by name; those of the table's choice are under BUILT_IN
-    refused: Mapping[str, str]  # configurations that did not compile, failed or gave other values, and what they did
+    candidate: str  # name of the fastest configuration; BUILT_IN: the planner's own choice
+    built_in: str  # name of the planner's own choice
+    microseconds: Mapping[str, float]  # medians by name; the planner's own choice is under BUILT_IN
+    refused: Mapping[str, str]  # configurations that did not compile, failed or gave other values, with the reason
     rounds: int
     date: str  # ISO 8601
     kernels: str  # digest of the kernels' source text and Triton's version
@@ -51,7 +51,7 @@ class Row:
 
     @property
     def gain(self) -> float:
-        """How many times as fast as the table's choice."""
+        """The speedup over the planner's own choice."""
         return self.microseconds[BUILT_IN] / self.microseconds[self.candidate]
 
     @property
@@ -61,7 +61,7 @@ class Row:
 
     @property
     def words(self) -> str:
-        """A sentence for a plan's reasons."""
+        """A sentence about the row, for a plan's reasons."""
         count = len(self.microseconds)
         if self.stale:
             now = f"kernels {kernel_cache.version()}, Triton {kernel_cache.triton_version() or 'none'}"
@@ -76,13 +76,13 @@ class Row:
 
 
 def path() -> Path | None:
-    """The file of this user; None where there is no folder for it."""
+    """Return this user's file of tuned choices; None without a cache folder."""
     place = cache_folder.folder()
     return None if place is None else place / FOLDER / FILE
 
 
 def read(file: Path | None) -> dict[str, Row]:
-    """The rows of a file by their keys, none where there is no file; AttentionError that says what is wrong with it."""
+    """Return the rows of a file by key, none without a file; raises AttentionError if the file cannot be used."""
     if file is None or not os.path.lexists(file):
         return {}
     try:
@@ -98,7 +98,7 @@ def read(file: Path | None) -> dict[str, Row]:
 
 
 class DamagedError(ValueError):
-    """What a file of tuned choices must not hold."""
+    """Raised for a damaged file of tuned choices."""
 
 
 def _parsed(text: bytes) -> dict[str, Row]:
@@ -118,7 +118,7 @@ def _parsed(text: bytes) -> dict[str, Row]:
 
 
 def _row(fields: Mapping[str, Any]) -> Row:
-    """A row of a file; DamagedError or TypeError where a field is not what it must be."""
+    """Make a row from its fields in a file; raises DamagedError or TypeError if a field is wrong."""
     row = Row(**fields)
     words = (row.key, row.call, row.card, row.candidate, row.built_in, row.date, row.kernels, row.triton)
     times, refused = dict(row.microseconds), dict(row.refused)
@@ -130,9 +130,9 @@ def _row(fields: Mapping[str, Any]) -> Row:
 
 
 def add(file: Path, rows: Iterable[Row]) -> None:
-    """Add rows to a file, which other processes may do at the same time; a row replaces one with its key.
+    """Add rows to a file; a row replaces one with its key. Other processes may add rows at the same time.
 
-    OSError, or AttentionError for a damaged file, which stays as it is.
+    Raises OSError, or AttentionError for a damaged file, which is left unchanged.
     """
 
     def change(known: dict[str, Row]) -> dict[str, Row]:
@@ -145,7 +145,7 @@ def add(file: Path, rows: Iterable[Row]) -> None:
 
 
 def forget(file: Path | None) -> int:
-    """Remove the file, damaged or not; how many rows it had, 0 if that cannot be said. OSError where it stays."""
+    """Remove the file, damaged or not; return how many rows it had, 0 if unknown. Raises OSError if it cannot."""
     if file is None or not os.path.lexists(file):
         return 0
     try:
@@ -172,7 +172,7 @@ def _change(file: Path, change: Callable[[dict[str, Row]], dict[str, Row]]) -> N
 
 @contextlib.contextmanager
 def _locked(place: Path) -> Iterator[None]:
-    """Wait until no other process has the lock, and have it."""
+    """Hold the lock; waits until no other process holds it."""
     handle = os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE)
     try:
         with contextlib.suppress(OSError):  # a file system without locks: the last of two processes wins

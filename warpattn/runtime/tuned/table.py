@@ -1,6 +1,6 @@
-"""Tuned choices in memory, and the one of a problem: the planner looks here before its own table.
+"""Finds the tuned choice of a problem; the planner prefers it to its own.
 
-The file is read once in a process, when the first call is planned; a call that is repeated reads nothing at all. Only
+The file is read once in a process, when the first call is planned; a repeated call does not read anything here. Only
 calls with the default options have tuned choices: a batch-invariant plan must not depend on what was measured.
 """
 
@@ -22,7 +22,7 @@ from warpattn.runtime.kernel_cache import say_once
 from warpattn.runtime.tuned import rows
 from warpattn.runtime.tuned.rows import Row
 
-TUNED_ARCHS = ("sm90",)  # whose kernels have candidates
+TUNED_ARCHS = ("sm90",)  # architectures whose kernels have candidates
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Table:
     rows: dict[str, Row] | None = None
 
     def read(self) -> dict[str, Row]:
-        """The rows, from the file the first time; a file that cannot be used is reported once and has none."""
+        """Return the rows, read from the file the first time; a file that cannot be used is reported once."""
         if self.rows is None:
             try:
                 self.rows = rows.read(rows.path())
@@ -46,14 +46,14 @@ TABLE = Table()
 
 
 def tuned_options(problem: Problem, arch: str, device: torch.device, options: PlanOptions) -> PlanOptions:
-    """The options of a plan on a device, with the tuned configuration if there is one for them."""
+    """Return the options of a plan on a device, with the tuned configuration if there is one."""
     fits = TABLE.read() and options == DEFAULT_OPTIONS
     row = tuned_row(problem, arch, card_of(device)) if fits else None
     return options if row is None or row.stale else replace(options, candidate=row.candidate)
 
 
 def tuned_row(problem: Problem, arch: str, card: str) -> Row | None:
-    """The row of a problem on a card, which may be stale; None without one."""
+    """Return the row of a problem on a card, which may be stale; None if there is none."""
     known = TABLE.read() if card and arch in TUNED_ARCHS else {}
     row = known.get(key_of(problem, arch, card)) if known else None
     if row is None or row.stale or row.candidate in (BUILT_IN, *configurations(problem).others):
@@ -64,14 +64,14 @@ def tuned_row(problem: Problem, arch: str, card: str) -> Row | None:
 
 
 class Configurations(NamedTuple):
-    """Names of a problem's configurations: the built-in one and all others; "" and none where the kernel has one."""
+    """Names of a problem's configurations: the built-in one and all others; "" and () if there are no candidates."""
 
     built_in: str
     others: tuple[str, ...]
 
 
 def configurations(problem: Problem) -> Configurations:
-    """Those of a problem on Hopper, whose head dims are filled up."""
+    """Return the configurations of a problem on Hopper; its head dims must be padded (`filled_problem`)."""
     from warpattn.kernels.sm90.candidates import candidates, described
     from warpattn.kernels.sm90.select import choose
 
@@ -81,14 +81,14 @@ def configurations(problem: Problem) -> Configurations:
 
 
 def key_of(problem: Problem, arch: str, card: str) -> str:
-    """Digest of everything that a choice depends on: the card, sizes, dtypes, mask, score. LSE and sinks do not count,
-    as in the choice itself."""
+    """Return the digest of everything that a choice depends on: the card, sizes, dtypes, mask, score, but not LSE and
+    sinks."""
     like = replace(problem, device_type="", has_lse=False, has_sinks=False)
     return hashlib.sha256(repr((arch, card, like)).encode()).hexdigest()[:32]
 
 
 def card_of(device: torch.device) -> str:
-    """Name and number of SMs of a CUDA device, such as "NVIDIA H200 (132 SMs)"; "" for any other."""
+    """Return name and number of SMs of a CUDA device, such as "NVIDIA H200 (132 SMs)"; "" for any other."""
     return _card(device.index or 0) if device.type == "cuda" else ""
 
 
@@ -99,7 +99,7 @@ def _card(index: int) -> str:
 
 
 def card_here(arch: str) -> str:
-    """The current card if its kernels are those of `arch`, else ""."""
+    """Return the current card (`card_of`) if its architecture is `arch`, else ""."""
     if not torch.cuda.is_available():
         return ""
     device = torch.device("cuda", torch.cuda.current_device())

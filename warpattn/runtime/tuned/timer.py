@@ -1,7 +1,7 @@
-"""Times of candidates on a card: rounds in which all take turns, each a CUDA graph of several calls.
+"""Times candidates on a card, in rounds in which each runs once, as a CUDA graph of several calls.
 
-A card holds its power limit by lowering its clock, so candidates that are timed one after the other get different
-clocks. In a round every candidate runs once, in shuffled order; medians are over the rounds.
+A card lowers its clock to keep within its power limit, so candidates that are timed one after the other get different
+clocks. In a round candidates run in shuffled order; medians are over the rounds.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from warpattn.runtime.bound_launches import BoundLaunches
 
 SAMPLE_MS = 3.0  # of a graph: launching it takes about 0.01 ms
 MOST_CALLS = 64
-WARM_MS = 60.0  # of rounds that are not recorded: they bring the card to the clock that it can hold
+WARM_MS = 60.0  # of rounds that are not recorded, so that the card reaches a steady clock
 
 Calls = Sequence[Callable[[], object]]  # one call on different inputs, used in turn
 
 
 class Timer(Protocol):
-    """Where candidates run, and how long they take. Tests have one that knows its times."""
+    """Measures how long candidates take on a device. Tests have one with given times."""
 
     device: torch.device
 
     def microseconds(
         self, calls: Mapping[str, Calls], rounds: int, progress: Callable[[float], None]
     ) -> dict[str, list[float]]:
-        """Microseconds of a call of every candidate in every round; one that fails is left out."""
+        """Return microseconds per call of every candidate in every round, without candidates that fail."""
         ...
 
 
 class CardTimer:
-    """Graphs between CUDA events on the current card."""
+    """Times graphs by CUDA events on the current card."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -44,7 +44,7 @@ class CardTimer:
     def microseconds(
         self, calls: Mapping[str, Calls], rounds: int, progress: Callable[[float], None]
     ) -> dict[str, list[float]]:
-        """As of `Timer`."""
+        """See `Timer`."""
         made = {name: _sample(one) for name, one in calls.items()}
         samples = {name: sample for name, sample in made.items() if sample is not None}
         times: dict[str, list[float]] = {name: [] for name in samples}
@@ -84,7 +84,7 @@ class _Sample:
         self._end.record()
 
     def milliseconds(self, start: bool = True) -> float:
-        """Of one call of the graph, which is started or was."""
+        """Return the milliseconds of one call in the graph; starts the graph first if `start`."""
         if start:
             self.start()
         self._end.synchronize()
@@ -92,8 +92,8 @@ class _Sample:
 
 
 class GraphLaunches(BoundLaunches):
-    """Launches of a graph that is replayed on one stream alone, torch's current one, and so never beside a launch with
-    that stream's tile counter, which they have, too. A counter that is made for a capture never comes back."""
+    """Launches of a graph that is only replayed on one stream, torch's current one. They use that stream's tile
+    counter, as no other launch on it runs at the same time; a counter for a capture would never be released."""
 
     def __init__(self, launches: Sequence[Launch], device: int) -> None:
         super().__init__(launches, device)
@@ -110,7 +110,7 @@ class GraphLaunches(BoundLaunches):
 
 
 def _sample(calls: Calls) -> _Sample | None:
-    """The sample of a candidate, None where it fails, such as for want of memory for its graph."""
+    """Make the sample of a candidate; None if it fails, such as for lack of memory for its graph."""
     try:
         return _Sample(calls)
     except RuntimeError:

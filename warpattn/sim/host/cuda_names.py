@@ -1,4 +1,4 @@
-"""torch's names of a card, answered by the CPU: programs that put tensors on "cuda" run unchanged inside `launches`."""
+"""Maps torch's CUDA names to the CPU, so that programs with tensors on "cuda" run unchanged inside `launches`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _IS_CUDA = torch.Tensor.is_cuda.__get__  # pyright: ignore[reportAttributeAccess
 
 
 class CudaIsCpu(TorchFunctionMode):
-    """Tensors that a program makes on, or moves to, a card are made and stay on the CPU."""
+    """Keeps tensors on the CPU that a program makes on, or moves to, a card."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.cuda:
@@ -31,7 +31,7 @@ class CudaIsCpu(TorchFunctionMode):
         return func(*map(_on_cpu, args), **given)
 
 
-# Of torch.cuda: how much memory is in use, and what a program does without a result.
+# Functions of torch.cuda: those about memory in use, and those without a result.
 _MEMORY = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 _NOTHING = ("reset_peak_memory_stats", "reset_max_memory_allocated", "manual_seed", "manual_seed_all", "set_stream")
 
@@ -74,7 +74,7 @@ def _on_cpu(value: Any) -> Any:
 
 @contextmanager
 def cuda_on_cpu(driver: SimulatedDriver) -> Iterator[None]:
-    """torch.cuda as if the simulated chip were there."""
+    """Let torch.cuda act as if the simulated chip were there."""
     found = driver.utils.get_device_properties()
     major, minor = driver.get_device_capability()
     properties = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""A Triton driver of a card that is not there: what Triton and its users ask of one, answered for a named chip."""
+"""A Triton driver for a simulated chip, with the functions that Triton and its users call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GENERATION = {"sm90": (9, 0), "sm100": (10, 0), "sm103": (10, 3), "gfx942": (9,
 
 
 class SimulatedDriver:
-    """The active driver inside `launches`. Kernels never reach it: `launches` takes their place before."""
+    """The active driver inside `launches`. No launch reaches it: `launches` intercepts them."""
 
     def __init__(self, arch: str) -> None:
         from triton.backends.compiler import GPUTarget
@@ -37,7 +37,7 @@ class SimulatedDriver:
         return f"simulated {self.arch}"
 
     def set_current_device(self, device: Any) -> None:
-        """There is one."""
+        """Do nothing: there is one device."""
 
     def get_current_stream(self, device: Any = None) -> int:
         return 0
@@ -49,17 +49,17 @@ class SimulatedDriver:
         return torch.device("cpu")
 
     def get_device_interface(self) -> Any:
-        """What `triton.testing` times with: every event is far from every other, so that it runs a function once."""
+        """Return the device for timing by `triton.testing`: events are far apart, so that it runs a function once."""
         return SimpleNamespace(Event=Event, synchronize=lambda: None, current_device=lambda: 0)
 
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
         return torch.empty(1, dtype=torch.int32)
 
     def clear_cache(self, cache: torch.Tensor) -> None:
-        """No cache is simulated."""
+        """Do nothing: no cache is simulated."""
 
     def get_benchmarker(self) -> Callable[..., Any]:
-        """Of autotuners, which take the first configuration: nothing is timed."""
+        """Return a benchmarker that times nothing, so autotuners take the first configuration."""
         return lambda call, quantiles=None, **_: untimed(quantiles)
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., Any]:
@@ -70,7 +70,7 @@ class SimulatedDriver:
 
 
 class Event:
-    """A point in time, of no clock."""
+    """An event without a time."""
 
     def __init__(self, **_: Any) -> None:
         pass
@@ -106,16 +106,16 @@ class _Utilities:
         }  # fmt: skip
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: Any) -> tuple[Any, Any, int, int, int]:
-        """(module, function, registers, spills, most threads) of machine code, which nothing loads."""
+        """Return (module, function, registers, spills, most threads) of machine code without loading it."""
         registers = nvidia_registers(binary) if self.arch.startswith("sm") else amd_registers(binary)
         return None, None, registers, 0, 1024
 
     def unload_module(self, module: Any) -> None:
-        """Nothing was loaded."""
+        """Do nothing: nothing was loaded."""
 
 
 def nvidia_registers(binary: bytes) -> int:
-    """Registers a thread of a cubin."""
+    """Return the registers per thread of a cubin."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -127,10 +127,10 @@ def nvidia_registers(binary: bytes) -> int:
 
 
 def amd_registers(binary: bytes) -> int:
-    """Registers a lane may have; the count is in the text of a kernel and not in its binary."""
+    """Return the most registers of a lane; a kernel's own count is only in its text, not in its binary."""
     return 512
 
 
 def untimed(quantiles: Any = None) -> Any:
-    """What a benchmark returns: no time."""
+    """Return a benchmark's result without a time."""
     return [math.nan] * len(quantiles) if quantiles else math.nan

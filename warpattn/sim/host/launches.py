@@ -4,7 +4,7 @@
         my_program()
     assert runs.clean, runs
 
-Triton's own binder specialises the arguments, so what is simulated is what a launch on that chip compiles.
+Triton's own binder specialises the arguments, so the simulated kernel is the one that a launch on that chip compiles.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Launched:
 
     @property
     def findings(self) -> list[Finding]:
-        """Each fault once, with the first schedule and seed that show it and in how many runs it is."""
+        """Each fault once, with the first schedule and seed that show it, and its number of runs."""
         return self.report.findings
 
     def __str__(self) -> str:
@@ -88,11 +88,11 @@ def launches(
 ) -> Iterator[Runs]:
     """Run the launches of Triton and Gluon kernels in the simulator instead of on a card.
 
-    arch: sm90, sm100, sm103, gfx942 or gfx950. schedules: "all", one of them, or several: each launch runs once under
-    each of them, under "random" once for each of so many `seeds`, or for a list of them, always from the same memory;
-    the first run's results stay. timing: predict the times of the first. Arguments are torch tensors on the CPU (a
-    program's "cuda" means the CPU here), NumPy arrays and numbers; autotuners take their first configuration, and
-    benchmarks run a function once.
+    arch: sm90, sm100, sm103, gfx942 or gfx950. schedules: "all", one or several: each launch runs once under each,
+    under "random" once for each of `seeds` (a number or a list), always from the same memory; the first run's results
+    stay. timing: predict times of the first run. Arguments are torch tensors on the CPU (a program's "cuda" means the
+    CPU here), NumPy arrays and numbers; autotuners take their first configuration, and benchmarks run a function
+    once.
 
     Raises SimulationError for an unknown chip or schedule, and from the launch for what cannot be simulated.
     """
@@ -101,7 +101,7 @@ def launches(
     from triton.runtime.jit import JITFunction
 
     check_arch(arch)
-    orders_of(schedules, seeds)  # refuses what they must not be before the program starts
+    orders_of(schedules, seeds)  # checks them before the program starts
     runs, chip, previous = Runs(arch, schedules, seeds, timing), SimulatedDriver(arch), driver._active
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
@@ -124,13 +124,13 @@ def launches(
 
 
 def _once(fn: Any, *_: Any, quantiles: Any = None, **__: Any) -> Any:
-    """`triton.testing.do_bench`, which would run a function for a while."""
+    """Replace `triton.testing.do_bench`: run a function once."""
     fn()
     return untimed(quantiles)
 
 
 def _launch(runs: Runs, kernel: Any, grid: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Compiled:
-    """What JITFunction.run does up to the launch, then the simulation."""
+    """Do what JITFunction.run does up to the launch, then simulate."""
     from triton import knobs
     from triton.compiler import LazyDict
     from triton.runtime.driver import driver

@@ -1,6 +1,6 @@
 """Pytest: `@pytest.mark.warpsim(arch="sm90", seeds=20)` runs a test's kernels in the simulator; findings fail it.
 
-Keywords are those of `launches`. The plugin imports Triton when a marked test runs, and nothing before.
+Keywords are those of `launches`. The plugin only imports Triton when a marked test runs.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import pytest
 
 
 def pytest_configure(config: Any) -> None:
-    """Name the marker."""
+    """Register the marker."""
     text = "warpsim(arch, schedules='all', seeds=1): run the test's Triton and Gluon kernels in warpattn's simulator"
     config.addinivalue_line("markers", text)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: Any) -> Generator[None, Any, Any]:
-    """Put a marked test inside `launches`."""
+    """Run a marked test inside `launches`."""
     marker = item.get_closest_marker("warpsim")
     if marker is None:
         return (yield)

@@ -1,4 +1,4 @@
-"""A launch's arguments, from Triton's binder to the simulator."""
+"""Converts a launch's arguments from Triton's binder for the simulator."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from ..arguments import PointerTable
 from ..memory.descriptor import PixelBox, TensorDescriptor
 
-_LEAST_ADDRESS = 1 << 32  # smaller numbers of an int64 tensor are taken for numbers
+_LEAST_ADDRESS = 1 << 32  # smaller elements of an int64 tensor are no addresses
 
 
 def simulated_arguments(bound: Mapping[str, Any], signature: Mapping[str, Any]) -> dict[str, Any]:
-    """The runtime arguments under the simulator's names: parts of tuples as `name.0` or `name.field`."""
+    """Return the runtime arguments under the simulator's names: parts of tuples as `name.0` or `name.field`."""
     found: dict[str, Any] = {}
     for name, value in bound.items():
         _collect(name, value, signature[name], found)
@@ -32,7 +32,7 @@ def _collect(name: str, value: Any, kind: Any, found: dict[str, Any]) -> None:
 
 
 def _argument(value: Any) -> Any:
-    """A value as `simulate` takes it."""
+    """Convert a value to what `simulate` takes."""
     if hasattr(value, "base") and hasattr(value, "block_shape"):  # a descriptor made on the host
         box, shape, strides = (tuple(part) for part in (value.block_shape, value.shape, value.strides))
         padding, tf32 = getattr(value, "padding", "zero"), getattr(value, "round_f32_to_tf32", False)
@@ -44,7 +44,7 @@ def _argument(value: Any) -> Any:
 
 
 def _pixels(value: Any) -> PixelBox | None:
-    """The pixels that a descriptor in im2col mode goes through."""
+    """Return the pixels of a descriptor in im2col mode."""
     if not hasattr(value, "pixel_box_lower_corner"):
         return None
     steps = value.element_strides or (1 for _ in value.shape)
@@ -52,7 +52,7 @@ def _pixels(value: Any) -> PixelBox | None:
 
 
 def pointed_into(table: torch.Tensor) -> list[torch.Tensor]:
-    """The living tensors that an int64 tensor has addresses of; none if it holds anything else."""
+    """Return the living tensors whose addresses an int64 tensor holds; none if it holds anything else."""
     values = {int(x) for x in table.reshape(-1).tolist()} - {0}
     if not values or min(values) < _LEAST_ADDRESS or len(values) > 1 << 16:
         return []

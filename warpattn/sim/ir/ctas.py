@@ -1,6 +1,6 @@
-"""Which CTA of a cluster holds which part of a tensor, as its layout says.
+"""Which CTA of a cluster holds which part of a tensor, from its layout.
 
-CGALayout = [[1, 0]]    bit 0 of the CTA chooses the half of the rows
+CGALayout = [[1, 0]]    bit 0 of the CTA selects a half of the rows
 CGALayout = [[0, 0]]    both CTAs hold the whole (a copy each)
 """
 
@@ -18,22 +18,22 @@ _BASES = re.compile(r"\b(CGALayout|block) = \[((?:\[[-\d, ]*\](?:, )?)*)\]")
 
 
 class Split(NamedTuple):
-    """How a tensor is spread: for each bit of the CTA, the part that it chooses; how many parts each dimension has."""
+    """How a tensor is split: the part that each bit of the CTA selects; how many parts each dimension has."""
 
     bases: tuple[tuple[int, ...], ...]
     parts: tuple[int, ...]
 
     @property
     def copies(self) -> int:
-        """The bits of the CTA that choose no part: CTAs that differ only there hold the same."""
+        """The bits of the CTA that select no part: CTAs that differ only there hold copies."""
         return sum(1 << i for i, basis in enumerate(self.bases) if not any(basis))
 
     def local(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of a part."""
+        """Return the shape of a part."""
         return tuple(n // p for n, p in zip(shape, self.parts, strict=True))
 
     def own(self, shape: tuple[int, ...], cta: int) -> tuple[slice, ...]:
-        """The part of a CTA."""
+        """Return the part of a CTA."""
         at = [0] * len(shape)
         for i, basis in enumerate(self.bases):
             if cta >> i & 1:
@@ -46,7 +46,7 @@ class Ctas:
     """The cluster that a module is compiled for."""
 
     count: int
-    pairs: bool  # products are made by two CTAs each
+    pairs: bool  # two CTAs compute each product
     names: dict[str, str] = field(hash=False)  # layout name -> layout
 
     @property
@@ -54,7 +54,7 @@ class Ctas:
         return self.count.bit_length() - 1
 
     def split(self, kind: Type) -> Split:
-        """How a tensor, tile or box of a type is spread over the CTAs."""
+        """Return how a tensor, tile or box of a type is split over the CTAs."""
         shape = kind.shape
         if shape is None:
             return Split(((),) * self.bits, ())
@@ -83,7 +83,7 @@ class Ctas:
         return found[1], [tuple(int(n) for n in each.split(",") if n.strip()) for each in lists]
 
     def local(self, kind: Type) -> Type:
-        """The type of what one CTA has of a tile."""
+        """Return the type of one CTA's part of a tile."""
         if not kind.shape:
             return kind
         shape = self.split(kind).local(kind.shape)
@@ -92,7 +92,7 @@ class Ctas:
 
 
 def _split(shape: tuple[int, ...], bases: list[tuple[int, ...]], elements: bool, kind: Type) -> Split:
-    """Bases in parts; `elements`: they are given in elements."""
+    """Convert bases to parts; `elements`: they are given in elements."""
     if elements:
         bases = [tuple(x % n for x, n in zip(basis, shape, strict=True)) for basis in bases]
     counts = [1 << sum(1 for basis in bases if basis[d]) for d in range(len(shape))]
@@ -113,11 +113,11 @@ def _split(shape: tuple[int, ...], bases: list[tuple[int, ...]], elements: bool,
 
 
 def ctas_of(text: str, count: int) -> Ctas:
-    """The cluster of a module's text."""
+    """Read the cluster of a module's text."""
     pairs = re.search(r'"ttng.two-ctas" = true', text) is not None
     return Ctas(count, pairs, dict(_ENCODING.findall(text)))
 
 
 def group(cta: int, bits: int) -> list[int]:
-    """The CTAs that differ from one only in some bits."""
+    """Return the CTAs that differ from `cta` only in `bits`."""
     return [cta & ~bits | each for each in range(bits + 1) if each & ~bits == 0]

@@ -1,6 +1,6 @@
-"""Number formats: how each element type is held in registers and in memory, and how values are rounded to it.
+"""Number formats: how registers and memory hold each element type, and how values are rounded to it.
 
-Registers hold every float narrower than 64 bits as float32 with a value of its own format, integers as NumPy integers
+Registers hold floats narrower than 64 bits as float32, with values of the narrow format, integers as NumPy integers
 of their width, i1 as bool, pointers as int64 addresses. Memory holds the bits: bf16 and fp16 as uint16, fp8 as uint8.
 Scalars are Python ints and bools, and NumPy float scalars.
 """
@@ -29,7 +29,7 @@ _FP8 = {
 
 
 def register_dtype(elem: str) -> Any:
-    """NumPy dtype of an element type in registers."""
+    """Return the NumPy dtype of an element type in registers."""
     if elem in _INTS:
         return _INTS[elem]
     if elem == "ptr":
@@ -38,7 +38,7 @@ def register_dtype(elem: str) -> Any:
 
 
 def memory_dtype(elem: str) -> Any:
-    """NumPy dtype of an element type in memory; small floats are bits."""
+    """Return the NumPy dtype of an element type in memory; small floats are bits."""
     if elem == "i1":
         return np.uint8
     if elem in _INTS or elem == "ptr" or elem in ("f32", "f64"):
@@ -47,7 +47,7 @@ def memory_dtype(elem: str) -> Any:
 
 
 def round_bf16(x: Array) -> Array:
-    """float32 rounded to the nearest bf16, ties to even."""
+    """Round float32 to the nearest bf16, ties to even."""
     bits = np.asarray(x, np.float32).view(np.uint32)
     rounded = ((bits + (((bits >> 16) & 1) + 0x7FFF)) & 0xFFFF0000).view(np.float32)
     nan = np.isnan(x)
@@ -79,14 +79,14 @@ def _fp8_values(elem: str) -> np.ndarray:
 
 @cache
 def _fp8_positive(elem: str) -> tuple[np.ndarray, np.ndarray]:
-    """Finite values from 0 up, and the points halfway between neighbours."""
+    """Return the finite values from 0 up, and the midpoints between neighbours."""
     values = _fp8_values(elem)[:128]
     finite = values[np.isfinite(values)].astype(np.float64)
     return finite, (finite[1:] + finite[:-1]) / 2
 
 
 def _encode_fp8(x: Array, elem: str) -> np.ndarray:
-    """Bits of float32 values rounded to fp8, ties to even; what is too large becomes the largest finite value."""
+    """Round float32 values to fp8 bits, ties to even; too large ones become the largest finite value."""
     x = np.asarray(x, np.float32)
     finite, middle = _fp8_positive(elem)
     magnitude = np.abs(x).astype(np.float64)
@@ -102,7 +102,7 @@ def _encode_fp8(x: Array, elem: str) -> np.ndarray:
 
 
 def rounder(elem: str) -> Callable[[Array], Array] | None:
-    """The function that rounds float32 results to a float type; None where there is nothing to do."""
+    """Return the function that rounds float32 results to a float type; None if there is nothing to do."""
     if elem == "bf16":
         return round_bf16
     if elem == "f16":
@@ -113,7 +113,7 @@ def rounder(elem: str) -> Callable[[Array], Array] | None:
 
 
 def cut(elem: str) -> Callable[[Array], Array]:
-    """The function that rounds float32 results to a float type towards zero."""
+    """Return the function that rounds float32 results to a float type towards zero."""
     nearest = rounder(elem)
     assert nearest is not None
 
@@ -126,7 +126,7 @@ def cut(elem: str) -> Callable[[Array], Array]:
 
 
 def decode(bits: np.ndarray, elem: str) -> np.ndarray:
-    """Memory bits to register values; always a copy."""
+    """Convert memory bits to register values; always a copy."""
     if elem == "bf16":
         return np.left_shift(bits, 16, dtype=np.uint32).view(np.float32)
     if elem == "f16":
@@ -141,7 +141,7 @@ def decode(bits: np.ndarray, elem: str) -> np.ndarray:
 
 
 def encode(values: Array, elem: str) -> np.ndarray:
-    """Register values to memory bits."""
+    """Convert register values to memory bits."""
     if elem == "bf16":
         return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
     if elem == "f16":
@@ -154,7 +154,7 @@ def encode(values: Array, elem: str) -> np.ndarray:
 
 
 def bitcast(values: Array, source: Type, result: Type) -> Array:
-    """The same bits as another type of the same width."""
+    """Reinterpret bits as another type of the same width."""
     if source.bits != result.bits:
         raise ValueError(f"a bitcast from {source} to {result} changes the number of bits")
     bits = np.atleast_1d(np.ascontiguousarray(encode(values, source.elem)))
@@ -163,7 +163,7 @@ def bitcast(values: Array, source: Type, result: Type) -> Array:
 
 
 def as_register(value: Array, kind: Type) -> Array:
-    """A computed value in the form registers hold it: arrays with their dtype, scalars as Python ints or floats."""
+    """Convert a computed value to register form: arrays with their dtype, scalars as Python ints or floats."""
     dtype = register_dtype(kind.elem)
     if kind.kind != "scalar":
         return np.asarray(value).astype(dtype, copy=False)
@@ -175,12 +175,12 @@ def as_register(value: Array, kind: Type) -> Array:
 
 
 def wrap(value: int, bits: int) -> int:
-    """An integer wrapped to a signed one of `bits` bits."""
+    """Wrap an integer to a signed one of `bits` bits."""
     half = 1 << (bits - 1)
     return ((value + half) & (2 * half - 1)) - half
 
 
 def unsigned(x: Array) -> Array:
-    """The same bits as an unsigned integer array."""
+    """View bits as an unsigned integer array."""
     x = np.asarray(x)
     return x if x.dtype == np.bool_ else x.view(_BITS[8 * x.dtype.itemsize])

@@ -1,4 +1,4 @@
-"""From the locations in TTGIR to lines of the user's Python, innermost first.
+"""Maps locations in TTGIR to lines of the user's Python, innermost first.
 
 #loc7 = loc("kernel.py":34:5)      #loc9 = loc("x"(#loc7))      #loc11 = loc(callsite(#loc7 at #loc3))
 """
@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 _FILE = re.compile(r'"((?:[^"\\]|\\.)*)":(\d+):\d+')
-_LIBRARY = re.compile(r"/triton/(language|experimental)/")  # Triton's own Python says nothing to the kernel's author
+_LIBRARY = re.compile(r"/triton/(language|experimental)/")  # Triton's own Python, which is left out
 _MARK = re.compile(r"[()\[\]]| at ")
 _ALIAS = re.compile(r"(#loc\d*) = loc\((.*)\)\s*$")
 
@@ -36,10 +36,10 @@ class Locations:
         self._frames: dict[str, tuple[Frame, ...]] = {}
 
     def frames(self, text: str) -> tuple[Frame, ...]:
-        """Lines of a location's text, the innermost call first; empty if unknown."""
+        """Return the lines of a location's text, the innermost call first; empty if unknown."""
         text = text.strip()
         if text not in self._frames:
-            self._frames[text] = ()  # locations form no cycles; an odd one ends here
+            self._frames[text] = ()  # ends a cycle, which valid locations do not have
             self._frames[text] = self._resolve(text)
         return self._frames[text]
 
@@ -60,7 +60,7 @@ class Locations:
 
 
 def _halves(text: str) -> tuple[str, str]:
-    """The two sides of the ` at ` outside every bracket and string."""
+    """Split at the ` at ` outside of brackets and strings."""
     depth = 0
     for found in _MARK.finditer(text):
         depth += (found[0] in ("(", "[")) - (found[0] in (")", "]"))
@@ -71,7 +71,7 @@ def _halves(text: str) -> tuple[str, str]:
 
 @lru_cache(256)
 def enclosing_function(file: str, line: int) -> str:
-    """Name of the Python function that contains a line; empty if the source cannot be read."""
+    """Return the Python function that contains a line; empty if the source cannot be read."""
     source = "".join(linecache.getlines(file))
     best, size = "", 1 << 30
     for name, first, last in _functions(source):

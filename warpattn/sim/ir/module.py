@@ -2,11 +2,11 @@
 
     Module ─ functions ─▶ Function ─ body ─▶ Block ─ ops ─▶ Op ─ regions ─▶ [Block]
 
-A region of several blocks, as an early return makes it, is its first block; the branch at the end of that has the
-others as its regions, each behind those that branch to it, and every branch knows its targets.
+A region of several blocks, such as with an early return, is represented by its first block, whose final branch has the
+other blocks as regions, each after those that branch to it; every branch knows its targets.
 
-An op keeps its operands' names, its types, its own text (string literals taken out) and its source lines. Nothing is
-interpreted here; `link` later gives every SSA name a slot and every op something to run.
+An op keeps its operands' names, its types, its own text (without string literals) and its source lines. Nothing is
+interpreted here; `link` later gives every SSA name a slot and every op a function to run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOC = re.compile(r"\s+loc\(")
 _OP = re.compile(r'(?:(%[^=]+?) = )?"?([A-Za-z_]\w*(?:\.\w+)+|partition\d+|default)"?')
 _ARGUMENT = re.compile(r"(%[\w.$-]+): ")
 _LABEL = re.compile(r"\^\w+")
-_WAIT = re.compile(  # assembly that is the operation of the same name, for every warp by itself
+_WAIT = re.compile(  # assembly equal to the operation of the same name, for each warp separately
     r"\{ \.reg \.pred (\w+); (\w+): mbarrier\.try_wait\.parity\.shared::cta\.b64 \1, \[\$0\], \$1; "
     r"@!\1 bra\.uni \2; \}$"
 )
@@ -72,9 +72,9 @@ class Op:
     uid: int = 0
     label: str = ""  # of an allocation: its name in reports
     ctas: Ctas | None = None  # the cluster that the kernel is compiled for, filled by linking
-    exchanged: bool = False  # needs elements that other CTAs of the cluster have, filled by linking
+    exchanged: bool = False  # needs elements of other CTAs of the cluster, filled by linking
     in_role: bool = False  # of a cluster's program: inside of warp_specialize
-    acts: bool = False  # changes what a role could see, filled by linking
+    acts: bool = False  # changes state that a role could see, filled by linking
 
     @property
     def type(self) -> Type:
@@ -87,7 +87,7 @@ class Op:
         return str(self.frames[0]) if self.frames else "an unknown line"
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """An integer attribute."""
+        """Return an integer attribute."""
         found = re.search(rf"\b{name} = (-?\d+)", self.text)
         if found:
             return int(found[1])
@@ -96,7 +96,7 @@ class Op:
         return default
 
     def integers(self, name: str) -> list[int]:
-        """An attribute `name = array<i32: 1, 0>` or `name = [1, 0]`."""
+        """Return an attribute `name = array<i32: 1, 0>` or `name = [1, 0]`."""
         found = re.search(rf"\b{name} = (?:array<i\d+(?:: ([-\d, ]*))?>|\[([-\d, ]*)\])", self.text)
         return [int(n) for n in (found[1] or found[2] or "").split(",") if n.strip()] if found else []
 
@@ -119,7 +119,7 @@ class Module:
     num_ctas: int
     text: str
     parameter_names: dict[str, str]  # %arg0 -> the name in Python
-    divisors: dict[str, int]  # %arg0 -> what the kernel assumes to divide it
+    divisors: dict[str, int]  # %arg0 -> the divisor that the kernel assumes
     folded: Mapping[str, int] = field(default_factory=dict)  # integer parameters that are constants, see `Compiled`
 
     @cached_property
@@ -128,8 +128,8 @@ class Module:
 
     @cached_property
     def own_barriers(self) -> int:
-        """Named barriers of the compiler, from 0 on: one of the first warps, one where roles begin and end, and one of
-        each other role."""
+        """The number of the compiler's named barriers, from 0 on: one for the first warps, one where roles begin and
+        end, and one for each other role."""
         roles = [int(n) for n in re.findall(r"^ *partition(\d+)\(", self.text, re.MULTILINE)]
         return max(roles) + 3 if roles else 1
 
@@ -140,8 +140,8 @@ class Module:
 
     @cached_property
     def first_bytes(self) -> Mapping[int, int]:
-        """Where buffers begin in shared memory, by the uid of their allocation; none where no two can meet there, or
-        Triton copies functions into each other."""
+        """Offsets of buffers in shared memory by the uid of their allocation; none if no two can share bytes, or if
+        Triton inlines functions."""
         if not may_share(self.functions[self.entry]):
             return {}
         uids = sorted(op.uid for op in self.buffers)
@@ -150,7 +150,7 @@ class Module:
 
 
 def walk(block: Block) -> Iterator[Op]:
-    """The operations of a block and those of their regions."""
+    """Yield the operations of a block and of their regions."""
     for op in block.ops:
         yield op
         for region in op.regions:
@@ -202,7 +202,7 @@ class _Parser:
         return Module(functions, entry, target[1], int(warps[1]), num_ctas, self.text, names, divisors)
 
     def block(self, header: str, label: str) -> Block:
-        """The region that begins after the current line; `header` holds its arguments, if any."""
+        """Parse the region after the current line; `header` holds its arguments, if any."""
         first = block = Block(label=label)
         others: dict[str, Block] = {}
         if label != "region":
@@ -281,8 +281,8 @@ class _Parser:
 
 
 def _connect(first: Block, others: dict[str, Block]) -> None:
-    """Give every branch of a region its targets, and that of the first block all other blocks, in an order in which
-    each is behind those that branch to it."""
+    """Give every branch of a region its targets, and the first block's branch all other blocks, each after those that
+    branch to it."""
     ordered: list[Block] = []
     begun: list[Block] = []
 
@@ -328,7 +328,7 @@ def _make(name: str, results: str | None, body: str, frames: tuple[Frame, ...], 
 
 
 def _results(text: str | None) -> list[str]:
-    """Names of the results: `%a, %b` or `%a:3`."""
+    """Parse the names of results: `%a, %b` or `%a:3`."""
     names: list[str] = []
     for part in split_top(text) if text else ():
         name, _, count = part.partition(":")
@@ -337,13 +337,13 @@ def _results(text: str | None) -> list[str]:
 
 
 def _split_types(body: str) -> tuple[str, str]:
-    """The text before and after the last ` : ` outside brackets."""
+    """Split at the last ` : ` outside of brackets."""
     *_, at = -1, *places_at_top(body, " : ")
     return (body, "") if at < 0 else (body[:at], body[at + 3 :])
 
 
 def _signature(op: Op, text: str) -> None:
-    """Operand and result types from `A, B -> C`, `(A, B) -> (C, D)`, `A * B -> C`, or `T`."""
+    """Parse operand and result types: `A, B -> C`, `(A, B) -> (C, D)`, `A * B -> C`, or `T`."""
     if op.name in ("scf.if", "scf.for", "scf.while", "tt.func"):
         return
     if " to " in text and op.name.startswith(("arith.", "tt.fp_to_fp", "ttng.reinterpret_t", "amdg.extract_")):
@@ -371,7 +371,7 @@ def _types(text: str) -> tuple[Type, ...]:
 
 
 def _balanced(text: str, end: int) -> str:
-    """The shortest prefix of at least `end` characters whose brackets are closed; `end` is a first guess."""
+    """Return the shortest prefix of at least `end` characters with closed brackets."""
     depth = 0
     for i, char in enumerate(text):
         if depth == 0 and (char in ",)" or text.startswith((" loc(", " {"), i)):

@@ -1,7 +1,7 @@
-"""What one CTA of a cluster has of the tensors and tiles of an operation, and what moves its part in and out.
+"""The parts of an operation's tensors and tiles that one CTA of a cluster has, and functions that move them.
 
-A register tensor has the shape of the whole tensor in every CTA, and only the CTA's own part is filled: the rest is NaN
-(or 0), because loads fill nothing else. A tile in memory has the size of a part.
+A register tensor has the shape of the whole tensor in every CTA, but loads fill only the CTA's own part: the rest is
+NaN (or 0). A tile in memory has the size of a part.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .valuetypes import Type
 
 
 def local(op: Op, kind: Type) -> Type:
-    """What one CTA has of a tile of a type: the type itself without clusters."""
+    """Return the type of one CTA's part of a tile: without clusters the type itself."""
     return kind if op.ctas is None else op.ctas.local(kind)
 
 
 def parts_of(op: Op, kind: Type) -> list[tuple[slice, ...]] | None:
-    """The part of a tensor that each CTA has in its registers; None if it is the whole."""
+    """Return the part of a tensor that each CTA has in registers; None if it is the whole."""
     if op.ctas is None or kind.shape is None:
         return None
     split = op.ctas.split(kind)
@@ -29,7 +29,7 @@ def parts_of(op: Op, kind: Type) -> list[tuple[slice, ...]] | None:
 
 
 def to_registers(op: Op, kind: Type, tile: Type) -> Callable[[np.ndarray, int], np.ndarray]:
-    """What loads the bits of a CTA's part of a tile into a tensor: into its own part of that."""
+    """Return a function that loads a CTA's part of a tile into its part of a tensor."""
     parts = parts_of(op, kind)
     if parts is None:
         _same_shape(op, local(op, tile), kind.shape)
@@ -47,7 +47,7 @@ def to_registers(op: Op, kind: Type, tile: Type) -> Callable[[np.ndarray, int], 
 
 
 def from_registers(op: Op, kind: Type, tile: Type) -> Callable[[Any, int], Any]:
-    """What takes out of a tensor the part of a tile that a CTA stores."""
+    """Return a function that extracts from a tensor the part of a tile that a CTA stores."""
     parts, held = parts_of(op, kind), parts_of(op, tile)
     if parts is not None and held != parts:
         raise op.error("the tile and the tensor are spread over the CTAs in different ways: this is not simulated")
@@ -63,7 +63,7 @@ def _same_shape(op: Op, tile: Type, shape: tuple[int, ...] | None) -> None:
 
 
 def limited(op: Op, kind: Type, once: bool) -> Callable[[Any, int], Any] | None:
-    """What turns the mask of a global access into that of a CTA's part; `once`: of equal parts only the first."""
+    """Return a function that limits an access mask to a CTA's part; `once`: only the first of equal parts counts."""
     if op.ctas is None or (kind.shape is None and not once):
         return None
     shape, split, parts = kind.shape or (), op.ctas.split(kind), parts_of(op, kind)
@@ -82,5 +82,5 @@ def limited(op: Op, kind: Type, once: bool) -> Callable[[Any, int], Any] | None:
 
 
 def barrier_copies(op: Op, kind: Type) -> int:
-    """The bits of the CTA that do not choose a barrier: of those CTAs only the first has one, and it is theirs."""
+    """Return the bits of the CTA that do not select a barrier: CTAs that differ in them share the first one's."""
     return 0 if op.ctas is None else op.ctas.split(kind).copies

@@ -1,7 +1,7 @@
 """Where Triton puts a kernel's buffers in shared memory.
 
-Two buffers get the same bytes if none is used while the other is: from its allocation to the last operation that names
-it. What still runs behind that, such as a copy out of a tile, meets whatever the next buffer is written with.
+Two buffers may get the same bytes if their uses do not overlap; uses extend from the allocation to the last operation
+that names it. Work that runs later, such as a copy out of a tile, then reads what the next buffer holds.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any, NamedTuple
 BLOCK_BYTES = {
     "cuda:90": 232_448, "cuda:100": 232_448, "cuda:103": 232_448, "hip:gfx942": 65_536, "hip:gfx950": 163_840,
 }  # fmt: skip
-_PTX = 90  # version of the instructions, on which room for conversions of layouts depends
+_PTX = 90  # PTX version, on which the space for layout conversions depends
 _TOTAL = re.compile(r"\bttg\.shared = (\d+)")
 _ALLOCATED = re.compile(r"= ttg\.local_alloc\b.*\ballocation\.offset = (\d+)")
 
 
 class Placement(NamedTuple):
-    """Bytes of shared memory."""
+    """Offsets in shared memory."""
 
     first: tuple[int, ...]  # the first one of each buffer, in the order of their allocations
     total: int
 
 
 def may_share(block: Any) -> bool:
-    """Whether buffers of a kernel with this body may get the same bytes: one is allocated behind another's last use,
-    or within a loop, a branch or a role."""
+    """Whether buffers of a kernel may get the same bytes: one is allocated after another's last use, or within a loop,
+    a branch or a role."""
     owners: dict[str, str] = {}  # a name of a buffer or a view of it -> the buffer
     begins: dict[str, int] = {}
     ends: dict[str, int] = {}
@@ -48,13 +48,13 @@ def may_share(block: Any) -> bool:
 
 
 def _within(op: Any) -> list[Any]:
-    """An operation and those of its regions."""
+    """List an operation and those of its regions."""
     return [op, *(each for region in op.regions for inner in region.ops for each in _within(inner))]
 
 
 @lru_cache(64)
 def placement(text: str, target: str) -> Placement:
-    """Where a kernel's buffers are, by the passes that Triton runs on its TTGIR; nowhere for a text that it cannot
+    """Place a kernel's buffers by the passes that Triton runs on its TTGIR; none for a text that Triton cannot
     read."""
     from triton._C.libtriton import amd, ir, nvidia, passes
 

@@ -72,7 +72,7 @@ def element_bits(elem: str) -> int:
 
 @cache
 def parse_type(text: str) -> Type:
-    """The type behind its text; what is not known has kind `other`."""
+    """Parse a type; an unknown one has kind `other`."""
     text = text.strip()
     if text.startswith("!tt.ptr<"):
         return Type("scalar", "ptr", None, text, split_top(text[8:-1])[0])
@@ -91,7 +91,7 @@ def parse_type(text: str) -> Type:
 
 
 def split_top(text: str, separator: str = ",") -> list[str]:
-    """`text` split at separators outside every bracket."""
+    """Split `text` at separators outside of brackets."""
     parts, start = [], 0
     for at in places_at_top(text, separator):
         parts.append(text[start:at].strip())
@@ -101,7 +101,7 @@ def split_top(text: str, separator: str = ",") -> list[str]:
 
 
 def places_at_top(text: str, mark: str) -> Iterator[int]:
-    """Where `mark`, one of `_MARKS`, begins outside every bracket; the end of an arrow closes none."""
+    """Yield where `mark`, one of `_MARKS`, begins outside of brackets; an arrow's end closes none."""
     depth = 0
     for found in _MARKS[mark].finditer(text):
         if found[0] in ("<", "(", "[", "{"):

@@ -1,1 +1,1 @@
-"""What executes a program: roles, schedules, barriers, deadlocks."""
+"""Executes a program: roles, schedules, barriers, deadlocks."""

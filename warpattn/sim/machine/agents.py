@@ -5,8 +5,8 @@
     random        at any time, chosen by the seed
     adversarial   only when every role is blocked, the newest first; roles that ran last run last
 
-Each agent carries a copy of its issuer's clock and a lane of its own, so its accesses are ordered by what orders them
-and not by when the simulation happened to run them.
+Each agent carries a copy of its issuer's clock and its own lane, so its accesses count as ordered only if the kernel
+orders them, not because the simulation ran them in some order.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Agent:
         self.after: Agent | None = None  # runs only after that agent
         self.done = False
         self.result: Any = None
-        self.missing: Missing | None = None  # what of the result depends on operands that were never written
+        self.missing: Missing | None = None  # elements of the result that depend on unwritten operands
         self.number = 0
         self.cta = 0  # of the role that issued it
 

@@ -1,6 +1,6 @@
-"""Which lines of a kernel may arrive on a barrier: found in the IR, for the report of a deadlock.
+"""Finds the lines of a kernel that may arrive on a barrier in the IR, for the report of a deadlock.
 
-A barrier is followed from its allocation through index and view operations, and into partitions as their arguments.
+It follows a barrier from its allocation through index and view operations, and into partitions as their arguments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _VIEWS = {"ttg.memdesc_index", "ttg.memdesc_subslice", "ttg.memdesc_reshape", "t
 
 
 def arriving_ops(module: Module, allocation: int) -> Iterator[tuple[str, Op]]:
-    """(partition, op) of every operation that may arrive on the barriers of the allocation with that uid."""
+    """Yield (partition, op) of every operation that may arrive on barriers of the allocation with that uid."""
     yield from _search(module.functions[module.entry], "", {}, allocation)
 
 

@@ -1,4 +1,4 @@
-"""Whether a kernel's shared and tensor memory fit into what a block of its chip may have."""
+"""Checks that a kernel's shared and tensor memory fit into those of a block."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _VIEWS = {"ttg.memdesc_index", "ttng.tmem_subslice", "ttg.memdesc_reinterpret"}
 
 
 def check_shared_memory(module: Module) -> None:
-    """Raise SimulationError if a kernel needs more shared memory than a block may have. Where its buffers nearly fill
-    that, Triton places them, which takes as long as to parse the text."""
+    """Raise SimulationError if a kernel needs more shared memory than a block may have. Only if its buffers nearly fill
+    that, Triton places them, which takes as long as parsing the text."""
     most = BLOCK_BYTES[module.target]
     buffers = sum(prod(buffer.type.shape or ()) * buffer.type.itemsize for buffer in module.buffers)
     if buffers > most - most // 64 and (needed := placement(module.text, module.target).total) > most:
@@ -34,7 +34,7 @@ def check_tensor_memory(module: Module) -> None:
 
 @lru_cache(64)
 def _needed(text: str) -> int:
-    """Most columns that the allocations of a kernel need at once; each lives until its last use."""
+    """Return the most columns that a kernel's allocations need at once; each lives until its last use."""
     module = parse_module(text)
     clustered(module)
     block, names = module.functions[module.entry], layouts(text)
@@ -56,7 +56,7 @@ def _needed(text: str) -> int:
 
 
 def _straight(block: Block) -> list[Op]:
-    """The ops of all blocks of a region, one block after the other."""
+    """List the ops of all blocks of a region, one block after the other."""
     last = block.ops[-1:]
     if not last or not last[0].targets:
         return block.ops
@@ -64,6 +64,6 @@ def _straight(block: Block) -> list[Op]:
 
 
 def _walk(op: Op) -> list[Op]:
-    """An op and those in its regions; partitions see only what the op hands them."""
+    """List an op and those in its regions, without partitions, which only see the op's operands."""
     regions: list[Block] = [r for r in op.regions if r.label in ("region", "default")]
     return [op, *(inner for region in regions for each in region.ops for inner in _walk(each))]

@@ -1,4 +1,4 @@
-"""Clusters: preparing a kernel with num_ctas > 1, and what the CTAs of one cluster share while it runs.
+"""Clusters: prepares a kernel with num_ctas > 1, and holds the state that CTAs of a cluster share.
 
 Such a kernel is one program over tensors of the whole cluster (`ir.ctas`). Every role runs once per CTA; buffers have a
 row per CTA, each of the size of a part.
@@ -44,7 +44,7 @@ _SETTING_UP = {
 
 
 def clustered(module: Module) -> None:
-    """Tell every op of a module with clusters about them, and refuse what is not simulated there."""
+    """Set the cluster in every op of a module, and refuse ops that are not simulated with clusters."""
     if module.num_ctas == 1:
         return
     if module.backend != "cuda":
@@ -74,7 +74,7 @@ def _held_whole(op: Op, ctas: Ctas) -> bool:
 
 
 def _votes(op: Op) -> bool:
-    """Whether threads of one CTA agree on something; what other CTAs have in their registers is NaN here."""
+    """Whether threads of one CTA vote; elements of other CTAs are NaN here."""
     return "vote.sync.any" in op.strings[0] or "barrier.cta.red.or" in op.strings[0]
 
 
@@ -93,7 +93,7 @@ def _exchanged(op: Op, ctas: Ctas) -> bool:
 
 
 def _stays(op: Op, ctas: Ctas) -> bool:
-    """Whether what each CTA has of the results comes from what it has of the operands: tried with marks."""
+    """Whether each CTA's part of the results comes from its part of the operands: tried with marks."""
     run = TABLE[op.name][1](op)
     for cta in range(ctas.count):
         marks = []
@@ -114,8 +114,8 @@ def _part(kind: Type, ctas: Ctas, cta: int) -> tuple[slice, ...]:
 
 
 def _after_init(block: Block) -> None:
-    """Triton lets the CTAs wait for each other after they have initialised barriers; so must the simulation. Where that
-    is within a loop or a branch, it does so behind that."""
+    """Insert a cluster barrier after the initialisation of barriers, as Triton does; after the loop or branch, if it is
+    within one."""
     ops: list[Op] = []
     fresh = False
     for op in block.ops:
@@ -133,7 +133,7 @@ def _after_init(block: Block) -> None:
 
 
 def _initialises(op: Op) -> bool:
-    """Whether it initialises barriers, itself or within."""
+    """Whether an op or one in its regions initialises barriers."""
     return op.name == "ttng.init_barrier" or any(_initialises(each) for region in op.regions for each in region.ops)
 
 
@@ -143,13 +143,13 @@ class Cluster:
     def __init__(self, count: int) -> None:
         self.count = count
         self.names: list[str] = []  # of its CTAs, as roles end
-        self.buffers: list[SharedBuffer] = []  # that have bytes of shared memory in common with others
+        self.buffers: list[SharedBuffer] = []  # those that share bytes with others
         self._turns: dict[tuple[Hashable, int], int] = {}
         self._made: dict[tuple[Hashable, int], tuple[Any, int]] = {}  # (what, turn) -> (value, CTAs that have it)
         self._meetings: dict[int, Meeting] = {}
 
     def shared(self, what: Hashable, cta: int, make: Callable[[], Any], ctas: int = 0) -> Any:
-        """What an operation makes, such as a buffer: by the first CTA to run it, shared with the others, `ctas` in all
+        """Return what an operation makes, such as a buffer: the first CTA makes it, the others share it, `ctas` in all
         (0: the whole cluster)."""
         if self.count == 1:
             return make()
@@ -160,9 +160,9 @@ class Cluster:
         return value
 
     def meet(self, role: Role, relaxed: bool = False, where: int = 0) -> Generator[Wait | None, None, None]:
-        """Wait until every CTA has arrived; each then knows what all knew, unless the barrier is relaxed.
+        """Wait until every CTA has arrived; each then knows all that any knew, unless the barrier is relaxed.
 
-        where: 0 for the programs themselves; roles meet at an operation each.
+        where: 0 for the programs themselves; for roles the operation at which they meet.
         """
         meeting = self._meetings.setdefault(where, Meeting(self.count))
         mine = role.clock.copy() if not relaxed else role.clock.empty()
@@ -184,7 +184,7 @@ class Meeting:
         self._collected: Clock | None = None
 
     def arrive(self, known: Clock) -> None:
-        """One more CTA, with what it lets the others know."""
+        """Count one more CTA, with the knowledge that it passes to the others."""
         if self._collected is not None:
             known.join(self._collected)
         self._collected = known

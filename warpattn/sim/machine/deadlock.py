@@ -1,7 +1,7 @@
-"""The reports of a deadlock and of a livelock: which role waits for what, and which lines could still arrive.
+"""Reports a deadlock or a livelock: which role waits for what, and which lines could still arrive.
 
-A livelock is found exactly: every role waits in vain or has gone round a loop once without changing its own values or
-anything that a role could see (`Run.state`), so it does the same again for ever.
+A livelock is found exactly: every role waits in vain or has done one round of a loop without changing its own values or
+state that a role could see (`Run.state`), so it repeats that for ever.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def deadlock(run: Run) -> NoReturn:
 
 
 def livelock(run: Run) -> NoReturn:
-    """Report that no role can do anything but go round a loop that changes nothing, and end the run."""
+    """Report that roles only repeat loops that change nothing, and end the run."""
     text = f"nothing changes any more: {run.whereabouts()}"
     if run.waiting:
         text += f"; {len(run.waiting)} programs have not started, since only in_flight of them run side by side"
@@ -55,7 +55,7 @@ def _sentence(task: Task, run: Run) -> str:
 
 
 def _helpers(task: Task, wait: BarrierWait, run: Run) -> list[str]:
-    """The roles with lines that arrive on a barrier, and where each of them is."""
+    """List the roles with lines that arrive on a barrier, and where each role is."""
     tasks = {other.role: other for other in run.tasks}
     lines: dict[str, list[str]] = {}
     for region, op in arriving_ops(run.module, wait.barrier.allocation):

@@ -1,7 +1,7 @@
-"""Operations that need elements of other CTAs of a cluster: each CTA hands in its part, and all go on with the whole.
+"""Runs operations that need elements of other CTAs of a cluster: CTAs contribute their parts, all get the whole.
 
-Triton moves them through the shared memory of the cluster, between barriers of its own. What a role knows does not pass
-on with them: a kernel orders its own accesses.
+Triton moves elements through the cluster's shared memory, between its own barriers. These do not pass on what a role
+knows: a kernel must order its own accesses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Steps = Generator[Any, None, Any]
 
 
 class Whole(NamedTuple):
-    """A tensor of all CTAs, and what of it was never written."""
+    """A tensor of all CTAs, and its elements that were never written."""
 
     value: Any
     missing: Missing | None
@@ -57,7 +57,7 @@ def exchange(op: Op) -> None:
 
 
 def update_once(op: Op, text: str) -> None:
-    """Let a linked atomic operation update each element once; of the CTAs that have copies each gets its result."""
+    """Let a linked atomic operation update each element once; all CTAs with copies get its result."""
     run, limit = op.run, limited(op, op.inputs[0], once=True)
     assert run is not None and limit is not None and op.ctas is not None
     ctas, kind = op.ctas, op.outputs[0]
@@ -75,7 +75,7 @@ def update_once(op: Op, text: str) -> None:
 
 
 def _whole(task: Any, op: Op, values: Sequence[Any], kinds: Sequence[Type], copies: int = 0) -> Steps:
-    """Operands of which each CTA has a part, whole; `copies`: bits of a CTA's number that say that it has none."""
+    """Assemble operands from the CTAs' parts; `copies`: CTAs with one of these bits contribute none."""
     assert op.ctas is not None
     program, ctas = task.program, op.ctas
     board: dict[int, list[Any]] = program.cluster.shared(("exchange", op.uid), program.cta, dict)
@@ -86,7 +86,7 @@ def _whole(task: Any, op: Op, values: Sequence[Any], kinds: Sequence[Type], copi
 
 
 def _joined(ctas: Ctas, kind: Type, parts: dict[int, Any]) -> Whole:
-    """A tensor from the parts of CTAs."""
+    """Join the CTAs' parts to a tensor."""
     if kind.shape is None:
         return Whole(*parts[0])
     value, where, fault = np.array(np.broadcast_to(parts[0][0], kind.shape)), np.zeros(kind.shape, np.bool_), None
@@ -100,7 +100,7 @@ def _joined(ctas: Ctas, kind: Type, parts: dict[int, Any]) -> Whole:
 
 
 def _carried(task: Any, op: Op, whole: Sequence[Whole], result: Any, run: Any) -> Any:
-    """The result with what of it was never written: what is moved or reduced there; for others that is its use."""
+    """Mark undefined elements of the result: moves and reductions carry them on; other operations use them."""
     faults = [each.missing for each in whole if each.missing is not None]
     if not faults:
         return result

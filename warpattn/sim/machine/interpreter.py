@@ -64,10 +64,10 @@ def _waiting(task: Task, op: Op, registers: list[Any]) -> Steps:
 
 
 def _finish_first(task: Task, op: Op, registers: list[Any]) -> Steps:
-    """An op got values that must not be used: carry undefined elements on, or report the use and go on all the same."""
+    """Handle an op with values that must not be used: carry undefined elements on, or report the use and continue."""
     task.op = op
     place = task.place()
-    used = op.ins[:1] if op.kind == JUMP else op.ins  # a branch only hands on what is behind its condition
+    used = op.ins[:1] if op.kind == JUMP else op.ins  # a branch only uses its condition and passes the rest on
     values = [registers[i] for i in used]
     kept = {i: value for i, value in zip(used, values, strict=True) if isinstance(value, Unusable)}
     if op.kind == PLAIN:
@@ -98,7 +98,7 @@ def _finish_first(task: Task, op: Op, registers: list[Any]) -> Steps:
 
 
 def hoisted(block: Block, registers: list[Any]) -> Block:
-    """A block without the ops that only compute from its arguments; their results are in the registers then."""
+    """Return a block without ops that only compute from its arguments; put their results into the registers."""
     known = set(block.slots)
     ops = []
     for op in block.ops:
@@ -110,7 +110,7 @@ def hoisted(block: Block, registers: list[Any]) -> Block:
 
 
 def _filled(op: Op, registers: list[Any]) -> bool:
-    """Compute an op; false if its place in a program matters, because its values must not be used or it fails."""
+    """Compute an op early; False if it must run in its place, because it fails or its operands must not be used."""
     assert op.run is not None
     try:
         value = op.run(*[registers[i] for i in op.ins])
@@ -149,8 +149,8 @@ def evaluate(block: Block, registers: list[Any], arguments: list[Any]) -> list[A
 
 
 def _all_blocks(op: Op, registers: list[Any]) -> list[Any]:
-    """Branches on whole arrays, from the first one of a region on: every block is computed, and of what they hand on
-    and return each element is that of the block it takes."""
+    """Run branches on whole arrays, from a region's first one on: every block is computed, and each element of the
+    results comes from the block that it takes."""
     taken: dict[int, Any] = {}  # block -> for which elements
 
     def merge(slot: int, value: Any, where: Any, known: bool) -> None:
@@ -177,7 +177,7 @@ def _all_blocks(op: Op, registers: list[Any]) -> list[Any]:
 
 
 def edges(branch: Op, registers: list[Any]) -> list[tuple[Block, Sequence[int], Any]]:
-    """Where a branch between blocks may go: (target, what the target's arguments become, the condition of that)."""
+    """List where a branch between blocks may go: (target, slots for the target's arguments, condition)."""
     first = branch.targets[0]
     if len(branch.targets) == 1:
         return [(first, branch.ins, np.True_)]
@@ -187,7 +187,7 @@ def edges(branch: Op, registers: list[Any]) -> list[tuple[Block, Sequence[int], 
 
 
 def _branch_free(op: Op, registers: list[Any]) -> None:
-    """A branch on a whole array: both sides are computed and one chosen per element."""
+    """Run a branch on a whole array: compute both sides and select per element."""
     condition = registers[op.ins[0]]
     sides = [evaluate(region, registers, []) for region in op.regions]
     if len(sides) < 2:

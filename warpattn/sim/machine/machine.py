@@ -21,15 +21,15 @@ from .interpreter import hoisted, run_block
 from .roles import Program, Run, Steps, Task, TasksWait
 
 _SPINNING = 32  # rounds in which roles only spin before asynchronous work runs beside them
-_IDLE = 100  # of the step limit a run may take this part without changing anything
+_IDLE = 100  # a run may take 1 / _IDLE of the step limit without changing anything
 
-_RESIDENT = 2  # programs that run side by side where they cancel others: the fewer, the more there is to cancel
+_RESIDENT = 2  # programs side by side in kernels that cancel programs: with fewer, more are left to cancel
 
 
 class Machine(Run):
     """A run of a kernel."""
 
-    _changes = _changed = 0  # how often something had changed when it was looked at last, and the step of that
+    _changes = _changed = 0  # the count of changes at the last look, and its step
 
     def run(self, arguments: Sequence[Any], in_flight: int, step_limit: int) -> None:
         """Run every program of the grid."""
@@ -72,7 +72,7 @@ class Machine(Run):
         return ran
 
     def _goes_round(self) -> bool:
-        """Whether no role can do anything but go round a loop that changes nothing."""
+        """Whether roles can only repeat loops that change nothing."""
         state = self.state()
         return all(
             not task.wait.ready() if task.wait is not None else task.loop is not None and task.loop.still == state
@@ -80,7 +80,7 @@ class Machine(Run):
         )
 
     def _idle(self) -> None:
-        """Roles go round loops that change their own values at most: not for ever."""
+        """Limit how long roles may repeat loops that only change their own values."""
         if self.changes != self._changes:
             self._changes, self._changed = self.changes, self.steps
         idle = max(1, self.step_limit // _IDLE)
@@ -89,7 +89,7 @@ class Machine(Run):
             self.stop(why + self.whereabouts(), [task.at() for task in self.tasks])
 
     def cancel_one(self) -> tuple[int, int, int] | None:
-        """Take back a program that has not started: its place in the grid; None if all have."""
+        """Cancel a program that has not started; return its place in the grid, None if all have started."""
         return self.waiting.pop() if self.waiting else None
 
     def _launch(self, index: tuple[int, int, int], block: Block, registers: list[Any]) -> None:
@@ -102,7 +102,7 @@ class Machine(Run):
         self.changes += 1
 
     def _entry(self, arguments: Sequence[Any]) -> tuple[Block, list[Any]]:
-        """What every program runs, and the registers that it starts with: what is the same in all is computed once."""
+        """Return what every program runs and its first registers; ops equal in all programs are computed once."""
         block = self.module.functions[self.module.entry]
         registers: list[Any] = [None] * block.frame
         for slot, value in zip(block.slots, arguments, strict=False):
@@ -118,7 +118,7 @@ class Machine(Run):
                 self.pending_at_exit(agent, "the program ends without waiting for it")
 
     def _turn(self, ready: list[Task]) -> bool:
-        """Run one role, or several in turn; returns whether all of them only spun."""
+        """Run one role, or several in turn; return whether all of them only spun."""
         if self.schedule == "random":
             agents = len(self.queue.pending)
             pick = self.rng.randrange(len(ready) + min(agents, 2))
@@ -134,11 +134,11 @@ class Machine(Run):
         return spun
 
     def _step(self, task: Task) -> bool:
-        """Run a role until it yields; whether it yields without waiting for anything."""
+        """Run a role until it yields; return whether it yields without waiting."""
         self.tick()
         task.wait = None
         assert task.steps is not None
-        self.changes += task.op is not None and task.op.acts  # it may stand in the middle of that
+        self.changes += task.op is not None and task.op.acts  # it may be in the middle of the op
         try:
             task.wait = next(task.steps)
         except StopIteration:
@@ -153,7 +153,7 @@ class Machine(Run):
     def specialize(
         self, task: Task, own: Block, partitions: list[Block], captured: list[Any], registers: list[Any]
     ) -> Steps:
-        """Split a program into roles, and go on when all of them have ended; the results of the default role."""
+        """Split a program into roles, wait until all have ended, and return the default role's results."""
         roles = []
         for block in partitions:
             role = Task(self, task.program, self._role(block, task), block.num_warps, task.clock.copy())
@@ -175,7 +175,7 @@ class Machine(Run):
         return results
 
     def _role(self, block: Block, task: Task) -> str:
-        """The name of a partition: the function that was given to warp_specialize."""
+        """Return the name of a partition: the function given to warp_specialize."""
         around = {enclosing_function(*frame) for frame in (task.op.frames if task.op else ())}
         self.roles[block.label] = name = self._first_function(block, around | {self.module.entry, ""})
         return name

@@ -1,7 +1,7 @@
 """Values that must not be used: results of matrix products not waited for, and elements that were never written.
 
 Moving one (through loops and branches) is allowed. Computing with one raises PendingRead; the interpreter then reports
-the use, or carries the undefined elements on to the result. Ordinary values pay nothing for the check.
+the use, or carries undefined elements on to the result. Ordinary values need no check.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .agents import Agent
 
 
 class PendingRead(Exception):
-    """A value that must not be used was."""
+    """Raised if a value is used that must not be."""
 
 
 class Unusable:
@@ -26,11 +26,11 @@ class Unusable:
     __slots__ = ()
 
     def value(self) -> Any:
-        """The value all the same."""
+        """Return the value nevertheless."""
         raise NotImplementedError
 
     def finding(self, place: Place) -> Finding:
-        """The finding that `place` uses it."""
+        """Make the finding that `place` uses it."""
         raise NotImplementedError
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
@@ -57,18 +57,18 @@ class Pending(Unusable):
         object.__setattr__(self, "agent", agent)
 
     def value(self) -> Any:
-        """The result; the agent is made to run if it has not."""
+        """Return the result; runs the agent if it has not run."""
         self.agent.run()
         return self.agent.result
 
     def finding(self, place: Place) -> Finding:
-        """A race with the product."""
+        """Make the finding of a race with the product."""
         text = f"{place} reads the result of {self.agent.place} before waiting for it"
         return Finding("Race", text, (place, self.agent.place), buffer="registers")
 
 
 class Poisoned(Unusable):
-    """A value of which some elements were never written: a finding only if they are used."""
+    """A value with elements that were never written: a finding only if they are used."""
 
     __slots__ = ("missing", "plain")
     plain: Any
@@ -79,16 +79,16 @@ class Poisoned(Unusable):
         object.__setattr__(self, "missing", missing)
 
     def value(self) -> Any:
-        """The value, with anything where nothing was written."""
+        """Return the value, with arbitrary unwritten elements."""
         return self.plain
 
     def finding(self, place: Place) -> Finding:
-        """The read of memory that was never written, with the line that uses it."""
+        """Make the finding of the read of unwritten memory, with the line that uses it."""
         return used(self.missing, place)
 
 
 def used(missing: Missing, place: Place) -> Finding:
-    """The finding that `place` uses undefined elements; arithmetic that made them does not know its role."""
+    """Make the finding that `place` uses undefined elements; arithmetic that made them does not know its role."""
     fault = missing.fault
     if place in fault.places:
         return fault
@@ -97,12 +97,12 @@ def used(missing: Missing, place: Place) -> Finding:
 
 
 def poisoned(plain: Any, missing: Missing | None) -> Any:
-    """A value with its undefined elements; the value itself if there are none."""
+    """Attach undefined elements to a value; return the value itself if there are none."""
     if missing is None or not np.any(missing.where):
         return plain
     return Poisoned(plain, missing)
 
 
 def opened(value: Any) -> tuple[Any, Missing | None]:
-    """A value and its undefined elements."""
+    """Return a value and its undefined elements."""
     return (value.plain, value.missing) if isinstance(value, Poisoned) else (value, None)

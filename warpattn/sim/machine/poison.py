@@ -1,7 +1,7 @@
-"""How undefined elements travel: what an operation makes of a value of which some elements were never written.
+"""Propagates undefined elements, which were never written, through operations.
 
 Elementwise arithmetic, selections, moves and reductions carry them on; a store that masks them off drops them. Any
-other operation uses them, which is the finding.
+other operation uses them, which is a finding.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MOVING = {
     "tt.splat", "tt.unsplat", "tt.expand_dims", "tt.reshape", "tt.broadcast", "tt.trans", "tt.split", "tt.join",
     "tt.cat", "ttg.convert_layout", "amdg.extract_slice", "amdg.in_thread_transpose",
 }  # fmt: skip
-_STORES = {"tt.store": (1, 2), "amdg.buffer_store": (0, 3)}  # where the values and the mask are among the operands
+_STORES = {"tt.store": (1, 2), "amdg.buffer_store": (0, 3)}  # operand numbers of values and mask
 
 
 def carried(op: Op, values: list[Any]) -> Any:
-    """The result of an operation that only computes, with its undefined elements; None if it uses them."""
+    """Compute an operation's result with undefined elements; None if it uses such elements."""
     if any(isinstance(value, Unusable) and not isinstance(value, Poisoned) for value in values) or op.run is None:
         return None
     if not op.name.startswith(_ELEMENTWISE) and op.name not in MOVING:
@@ -56,12 +56,12 @@ def _anywhere(masks: list[np.ndarray]) -> np.ndarray:
 
 
 def _selected(condition: Any, masks: list[np.ndarray]) -> np.ndarray:
-    """Undefined is what is chosen and undefined, or chosen by something undefined."""
+    """An element is undefined if the selected one or the condition is."""
     return masks[0] | np.where(condition, masks[1], masks[2])
 
 
 def reduced(op: Op, values: list[Any]) -> Missing | None:
-    """What of the results of a reduction is undefined."""
+    """Return the undefined elements of a reduction's results."""
     found = None
     for value in values:
         found = either(found, opened(value)[1])

@@ -1,6 +1,6 @@
-"""One line on standard error while a run takes long: what runs, how much of it is done, and the time left.
+"""Shows one line on standard error during a long run: what runs, how much of it is done, and the time left.
 
-Only on a terminal, and not where a program shows its own progress (`silent`).
+Only on a terminal, and not if a program shows its own progress (`silent`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FIRST_S, EVERY_S = 3.0, 0.5
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Runs inside say nothing."""
+    """Let runs inside print no progress."""
     before = _shown.set(False)
     try:
         yield
@@ -37,7 +37,7 @@ class Progress:
         self._width = 0
 
     def tell(self, left: int, steps: int) -> None:
-        """Some programs are left to start; say so if it is time."""
+        """Update the line if it is time; `left`: programs that have not started."""
         if self._stream is None:
             return
         now = self._now()
@@ -51,7 +51,7 @@ class Progress:
         self._write(text)
 
     def close(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._stream is not None and self._width:
             self._write("")
             self._stream.write("\r")

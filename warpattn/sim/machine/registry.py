@@ -1,14 +1,14 @@
-"""The table from names of operations to what runs them.
+"""The table from names of operations to builders of the functions that run them.
 
 A builder takes a parsed Op once and returns the function that is called every time the op runs, so that types and
-attributes are looked at once. The kinds differ in what that function gets:
+attributes are read once. The kinds differ in that function's arguments:
 
     plain     run(*operands)              computes; touches nothing
     tasked    run(task, *operands)        touches memory, barriers or asynchronous work
     blocking  run(task, *operands)        the same, and a generator: it may wait
     flow      run(task, registers)        a generator that runs the op's regions
     end       –                           ends a region with its operands
-    jump      run(task, registers)        a generator that returns the block to go on with
+    jump      run(task, registers)        a generator that returns the next block
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Builder = Callable[[Op], Callable[..., Any]]
 
 TABLE: dict[str, tuple[int, Builder]] = {}
 
-# Operations that act for a role and by themselves change nothing that a role could see: views, loads, waits. What
-# atomic operations change they count themselves (`Run.changes`).
+# Operations that act for a role but do not change state that a role could see: views, loads, waits. Atomic operations
+# count their changes themselves (`Run.changes`).
 LOOKING = frozenset((
     "tt.load", "tt.get_program_id", "tt.get_num_programs", "tt.int_to_ptr", "tt.ptr_to_int", "tt.atomic_load",
     "tt.atomic_poll", "tt.atomic_rmw", "tt.atomic_cas", "ttg.local_load", "ttg.local_gather", "ttg.memdesc_index",

@@ -1,4 +1,4 @@
-"""A run of a kernel, the CTAs of its programs and their roles: what operations act on.
+"""The state that operations act on: a run of a kernel, the CTAs of its programs, and their roles.
 
 Run ── Program (one CTA of a program of the grid) ── Task (one of its roles: a generator over the IR)
 """
@@ -25,17 +25,17 @@ from .sync import Barrier, NamedBarrier, Wait
 
 Steps = Generator[Wait | None, None, Any]
 _TOLD = 256  # steps between two looks at the clock
-_NAMED = 8  # roles of a run without an end
+_NAMED = 8  # most roles named in the report of a run that does not end
 
 
 class Rounds(Protocol):
-    """A loop that goes round without a number of rounds."""
+    """A loop without a fixed number of rounds."""
 
     op: Op
     still: tuple[int, int] | None  # the state in which a round changed nothing, the loop's own values neither
 
     def reason(self, task: Task) -> str:
-        """Why it goes round: what it reads, and what is there."""
+        """Say why it repeats: what it reads, and the value there."""
         ...
 
 
@@ -51,18 +51,18 @@ class Run:
         self.queue = Queue(schedule, self.rng)
         self.tasks: list[Task] = []
         self.roles: dict[str, str] = {}  # partition -> role
-        self.kept: list[Program] = []  # of which the report shows how they ended
+        self.kept: list[Program] = []  # those whose end the report shows
         self.waiting: list[tuple[int, int, int]] = []  # programs that have not started, the next one last
         self.progress = Progress(module.entry, math.prod(grid))
         self.steps = 0
         self.step_limit = 0
-        self.changes = 0  # of what a role could see
-        self.readings = 0  # that nothing of it determines: of clocks, of what the preceding launch may still write
+        self.changes = 0  # of state that a role could see
+        self.readings = 0  # of anything else: clocks, memory that the preceding launch may still write
         self.first_finding = False  # whether the run ends there
         self._preempt = schedule == "random"
 
     def pause(self) -> Generator[None, None, None]:
-        """A point at which another role may run first."""
+        """Let another role run first, if the schedule wants that."""
         if self._preempt:
             yield None
 
@@ -77,11 +77,11 @@ class Run:
             self.stop(why, [task.at() for task in self.tasks])
 
     def state(self) -> tuple[int, int]:
-        """A number of all that a role could see: while it stays, a role finds the same."""
+        """Identify the state that roles could see: while it stays equal, a role reads the same values."""
         return self.changes, self.readings
 
     def foresee(self, task: Task, rounds: int) -> None:
-        """A role begins a loop that has no other end than so many rounds, of a step or more each."""
+        """Stop the run if a role begins a loop of more rounds than the step limit leaves."""
         if self.steps + rounds > self.step_limit:
             place, limit = task.place(), f"{self.step_limit:,} steps (step_limit)"
             self.stop(f"{place} begins a loop of {rounds:,} rounds, and a run ends after {limit}", [place])
@@ -92,7 +92,7 @@ class Run:
         raise StopRun
 
     def whereabouts(self) -> str:
-        """Where the roles are, and what each waits for."""
+        """Say where the roles are, and what each waits for."""
         more = f"; and {len(self.tasks) - _NAMED} more roles" if len(self.tasks) > _NAMED else ""
         return "; ".join(task.whereabouts() for task in self.tasks[:_NAMED]) + more
 
@@ -148,15 +148,15 @@ class Task:
         self.groups: list[list[Agent]] = []  # groups that were not waited for
 
     def place(self) -> Place:
-        """This role at its present op."""
+        """Return this role at its current op."""
         return Place(self.role, self.op.frames if self.op else ())
 
     def at(self) -> Place:
-        """The same; of a role that goes round a loop, the loop's line."""
+        """Do the same, but for a role that repeats a loop with the loop's line."""
         return self.place() if self.wait is not None or self.loop is None else Place(self.role, self.loop.op.frames)
 
     def whereabouts(self) -> str:
-        """Where the role is, and what it waits for."""
+        """Say where the role is, and what it waits for."""
         if self.wait is not None:
             return f"{self.place()} waits for {self.wait.describe()}"
         if self.loop is None:
@@ -164,7 +164,7 @@ class Task:
         return f"{self.at()} goes round a loop {self.loop.reason(self)}"
 
     def toucher(self) -> Toucher:
-        """Who accesses global memory; in an epoch of its own, so that a race names the right line."""
+        """Describe who accesses global memory, in a new epoch, so that a race names the right line."""
         self.advance()
         return Toucher(self.lane, self.clock.epoch(self.lane), self.clock, self.place())
 
@@ -172,7 +172,7 @@ class Task:
         return Access(view, self.lane, self.clock.epoch(self.lane), writes, False, self.place(), self.program.cta)
 
     def advance(self) -> None:
-        """Begin a new epoch: what this role does from now on is not covered by what it has released."""
+        """Begin a new epoch: earlier releases do not cover what this role does from now on."""
         self.clock.advance(self.lane)
 
     def learn(self, other: Clock | None) -> None:
@@ -180,7 +180,7 @@ class Task:
             self.clock.join(other)
 
     def barrier(self, view: MemDesc, cta: int | None = None) -> Barrier:
-        """The mbarrier whose bytes `view` shows, of this or another CTA."""
+        """Return the mbarrier in `view`, of this or another CTA."""
         cta = self.program.cta if cta is None else cta
         if view.stray:
             view.buffer.reached_outside(view, self.place())
@@ -209,7 +209,7 @@ class Task:
         return agent
 
     def issue_product(self, body: Callable[[Agent], None], engine: str = "wgmma") -> Agent:
-        """Start a matrix product; those of a role run in order, on one lane. Only wgmma is waited for by the role."""
+        """Start a matrix product; a role's products run in order, on one lane. Roles only wait for wgmma."""
         if self._product_lane < 0:
             self._product_lane = self.machine.lanes.new()
         self._product_epoch += 1
@@ -226,7 +226,7 @@ class Task:
         return agent
 
     def stores_waited(self, count: int, read_only: bool) -> None:
-        """The oldest `count` stores have been waited for: they have read shared memory, or also written."""
+        """Note that the oldest `count` stores were waited for: they have read shared memory, or also written."""
         if read_only:
             self.stores_read = max(self.stores_read, count)
         else:
@@ -234,7 +234,7 @@ class Task:
             del self.stores[:count]
 
     def finish(self) -> None:
-        """The role has ended: report what it leaves under way."""
+        """End the role: report what it leaves under way."""
         self.done = True
         copies = [agent for group in [*self.groups, self.copies] for agent in group]
         for agent in [reader for reader, _ in self.stores[self.stores_read :]] + self.products + copies:

@@ -1,4 +1,4 @@
-"""Where a run has left its programs: each role's last operations, what it waits for, and each barrier's phase."""
+"""The state of programs at a run's end: each role's last operations, what it waits for, and each barrier's phase."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ..ir.locations import Frame
 from .sync import Barrier
 
 LAST = 12  # operations of a role
-KEPT = 8  # programs of a run: the first, and those beside which something was found
+KEPT = 8  # programs of a run: the first, and those with findings
 
 
 class Event(NamedTuple):
-    """An operation of a role, in the run's step of that number."""
+    """An operation of a role, with the run's step number."""
 
     step: int
     op: str
@@ -57,7 +57,7 @@ class Ended(NamedTuple):
     last: tuple[tuple[int, Any], ...]
 
     def state(self) -> RoleState:
-        """The same for a report."""
+        """Return its state for a report."""
         return RoleState(self.role, True, "", _listed(self.last))
 
 
@@ -66,19 +66,19 @@ def _listed(last: Iterable[tuple[int, Any]]) -> tuple[Event, ...]:
 
 
 def _running(task: Any) -> RoleState:
-    """A role as it is now."""
+    """Return a role's current state."""
     return RoleState(task.role, False, "" if task.wait is None else task.wait.describe(), _listed(task.events))
 
 
 def keep(run: Any, program: Any) -> None:
-    """A role of a program has ended: keep the program for the report if it is of interest."""
+    """Keep a program for the report, when one of its roles ends, if it is the first or has findings."""
     new = not run.kept or run.findings.added != program.findings_before
     if new and len(run.kept) < KEPT and program not in run.kept:
         run.kept.append(program)
 
 
 def states(run: Any) -> tuple[ProgramState, ...]:
-    """The programs that were kept, and those that have not ended."""
+    """Return the states of kept programs, and of those that have not ended."""
     running: dict[int, list[RoleState]] = {}
     programs = {id(program): program for program in run.kept}
     for task in run.tasks:

@@ -3,12 +3,12 @@
 An mbarrier counts phases. A phase completes when its pending arrivals are zero and as many bytes have landed as were
 expected; completion starts the next phase. `wait(parity)` passes unless the phase with that parity is the current one.
 
-So a parity tells apart the current phase and the last one only. Which phase a wait sees is the same in every run if
+So a parity only distinguishes the current phase from the last one. A wait sees the same phase in every run if
 
     phase n−1 completes  ─▶  wait for phase n  ─▶  phase n+1 completes
 
-are ordered; otherwise the wait may pass at once, on phase n−2, or miss two phases and go on waiting: a phase race. So
-is a use that nothing orders after the initialisation, or before the invalidation.
+are ordered; otherwise the wait may pass at once, on phase n−2, or miss two phases and keep waiting: a phase race. A use
+that is not ordered after the initialisation, or before the invalidation, is one, too.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 
 class Role(Protocol):
-    """What synchronisation needs of a role: what it knows, and that it can begin an epoch and learn."""
+    """The interface of a role for synchronisation: its clock, and beginning epochs and learning."""
 
     lane: int
     clock: Clock
 
     def place(self) -> Place:
-        """Where it is."""
+        """Return where it is."""
         ...
 
     def advance(self) -> None:
@@ -38,7 +38,7 @@ class Role(Protocol):
         ...
 
     def learn(self, other: Clock | None) -> None:
-        """Know what `other` knows."""
+        """Add the knowledge of `other`."""
         ...
 
 
@@ -56,7 +56,7 @@ class Barrier:
         self._begun: tuple[int, int, Place] | None = None  # lane, epoch and place of the initialisation
 
     def init(self, count: int, role: Role, alone: bool = True) -> None:
-        """Begin to count; `alone`: no other CTA has a share in that, so that who uses it must know of it."""
+        """Begin to count; `alone`: no other CTA takes part, so every user must be ordered after it."""
         place = role.place()
         if self.live:
             self._fault(f"{place} initialises barrier {self.name}, which is initialised already", place)
@@ -79,7 +79,7 @@ class Barrier:
         self.live = False
 
     def _check_over(self, role: Role) -> None:
-        """A role invalidates the barrier: all arrivals and waits must be over by then."""
+        """Check that all arrivals and waits are over when a role invalidates the barrier."""
         text = f"{role.place()} invalidates barrier {self.name}, and nothing orders that after "
         for (lane, phase), (epoch, waiting) in self._waits.items():
             if not role.clock.knows(lane, epoch):
@@ -88,7 +88,7 @@ class Barrier:
             self._misplaced(f"{text}all arrivals", (role.place(),), self.phase)
 
     def usable(self, place: Place, verb: str, clock: Clock) -> bool:
-        """Whether the barrier is live for who knows what `clock` does."""
+        """Whether the barrier is live for a user with the knowledge in `clock`."""
         if not self.live:
             self._fault(f"{place} {verb} barrier {self.name}, which is not initialised", place)
         elif self._begun is not None and not clock.knows(*self._begun[:2]):
@@ -99,11 +99,11 @@ class Barrier:
 
     @property
     def missing(self) -> int:
-        """Bytes that are expected and have not landed."""
+        """Return the bytes that are expected and have not landed."""
         return self.expected - self.landed
 
     def arrive(self, arrivals: int, clock: Clock, place: Place) -> None:
-        """Arrivals of a role, releasing what it knows."""
+        """Count arrivals of a role, which release what it knows."""
         if not self.usable(place, "arrives on", clock):
             return
         self._arrive(arrivals, clock, place)
@@ -121,13 +121,13 @@ class Barrier:
         self.expected += nbytes
 
     def follow(self, arrivals: int, role: Role) -> None:
-        """The phase needs more arrivals: those of copies that are under way."""
+        """Let the phase need more arrivals: those of copies under way."""
         if self.usable(role.place(), "counts copies on", role.clock):
             self.pending += arrivals
 
     def arrive_after(self, arrivals: int, copies: list[Agent], before: Clock | None, agent: Agent) -> None:
-        """Arrivals behind copies that are done: they release what these wrote, and what happened `before` the last was
-        issued, the role's waits among it; not what the role has done since."""
+        """Count arrivals after finished copies: they release what these wrote, and what happened `before` the last was
+        issued, including the role's waits, but not what the role has done since."""
         known = agent.clock.empty() if before is None else before.copy()
         for copy in copies:
             known.mark(copy.lane, copy.epoch, fenced=False)
@@ -135,7 +135,7 @@ class Barrier:
             self._arrive(arrivals, known, agent.place)
 
     def land(self, nbytes: int, agent: Agent) -> None:
-        """Bytes of a copy have landed."""
+        """Count landed bytes of a copy."""
         if not self.usable(agent.place, "completes bytes on", agent.clock):
             return
         self.landed += nbytes
@@ -145,7 +145,7 @@ class Barrier:
         self._advance(agent.place)
 
     def awaited(self, parity: int, role: Role) -> int:
-        """Note a role's wait for the phase of this parity, which is the current one or the last; the phase."""
+        """Note a role's wait for the phase of this parity, the current one or the last; return the phase."""
         phase, place = self.phase - ((self.phase ^ parity) & 1), role.place()
         before = self._past.get(phase - 1)
         if before is not None and not role.clock.covers(before):
@@ -172,7 +172,7 @@ class Barrier:
         self.collected = None
 
     def _check_waits(self, place: Place) -> None:
-        """The current phase completes at `place`: waits for the phase before must be over by then."""
+        """Check that waits for the previous phase are over when the current one completes at `place`."""
         for (lane, phase), (epoch, waiting) in list(self._waits.items()):
             if phase == self.phase:
                 continue
@@ -203,7 +203,7 @@ class NamedBarrier:
         self.released: Clock | None = None
 
     def arrive(self, threads: int, needed: int, clock: Clock) -> bool:
-        """`threads` more have arrived; false if that exceeds what the barrier takes."""
+        """Count `threads` more arrivals; False if that exceeds what the barrier takes."""
         fits = self.arrived + threads <= needed
         self.arrived += threads
         self.collected = _added(self.collected, clock)
@@ -215,7 +215,7 @@ class NamedBarrier:
 
 
 def _added(collected: Clock | None, clock: Clock) -> Clock:
-    """What arrivals know, with what one more knows."""
+    """Add one more arrival's knowledge to that of others."""
     if collected is None:
         return clock.copy()
     collected.join(clock)
@@ -223,7 +223,7 @@ def _added(collected: Clock | None, clock: Clock) -> Clock:
 
 
 def all_but_newest(items: list[T], allowed: int) -> list[T]:
-    """The items, oldest first, that a wait covers which leaves at most `allowed` of them under way."""
+    """Return the items, oldest first, covered by a wait that leaves at most `allowed` under way."""
     return items[: max(0, len(items) - allowed)]
 
 

@@ -1,13 +1,13 @@
 """Vector clocks: what each role knows to have happened.
 
 Every thread of control has a lane: a role of a program, the wgmma queue of a role, an asynchronous copy. A clock holds
-two epochs for each lane that it knows: what has happened before, and what of it the asynchronous proxy may see, because
-a fence came between. An access (lane, epoch) happened before a clock that holds at least that epoch.
+two epochs for each lane that it knows: what happened before, and which part of that the asynchronous proxy may see,
+because of a fence. An access (lane, epoch) happened before a clock that holds at least that epoch.
 
-A copy takes a lane that is free *for its issuer*: one whose last copy the issuer knows to be over. So lanes stay few,
-and none orders two copies that nothing else orders. A program's lanes are neighbours, and most programs learn nothing
-of others: a clock has room for the lanes around its program's first. What it learns of all others is in blocks that
-clocks share until one of them learns more. So the last of many programs costs about what the first one does.
+A copy takes a lane that is free *for its issuer*: the issuer knows that the lane's last copy is over. So lanes stay
+few, and none orders two copies that nothing else orders. A program's lanes are neighbours, and most programs learn
+nothing of others: a clock has arrays for the lanes around its program's first. Other lanes are in blocks that clocks
+share until one of them learns more. So the last of many programs costs about as much as the first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 PRECEDING = 0  # the lane of the preceding launch, which any program may learn of
 _STEP = 32
-_NEAR = 1024  # lanes that a clock has room for itself
+_NEAR = 1024  # lanes in a clock's own arrays
 _FAR: Mapping[int, np.ndarray] = MappingProxyType({})
 
 Blocks = Mapping[int, np.ndarray]  # number -> epochs of as many lanes; neither changes once it is made
@@ -39,11 +39,11 @@ class Clock:
         return Clock(self.first, self.rows.copy(), self.preceded, self.far, self.far_seen)
 
     def empty(self) -> Clock:
-        """A clock of the same lanes that knows nothing."""
+        """Make a clock of the same lanes that knows nothing."""
         return Clock(self.first, np.zeros_like(self.rows))
 
     def epoch(self, lane: int) -> int:
-        """The epoch that a lane of this program is in."""
+        """Return the current epoch of a lane of this program."""
         return int(self.rows[0, lane - self.first])
 
     def advance(self, lane: int) -> None:
@@ -51,7 +51,7 @@ class Clock:
         self.rows[0, lane - self.first] += 1
 
     def fence(self) -> None:
-        """The asynchronous proxy may see everything that is known."""
+        """Let the asynchronous proxy see everything that is known."""
         self.rows[1] = self.rows[0]
         self.far_seen = self.far
 
@@ -93,7 +93,7 @@ class Clock:
         return lane == PRECEDING and self.preceded
 
     def known(self, lanes: np.ndarray, epochs: np.ndarray, fenced: bool = False) -> np.ndarray:
-        """The same of many epochs at once."""
+        """Do the same for many epochs."""
         at, row, far = lanes - self.first, self.rows[int(fenced)], self.far_seen if fenced else self.far
         inside = (at >= 0) & (at < len(row))
         found = inside & (row[np.where(inside, at, 0)] >= epochs)
@@ -110,7 +110,7 @@ class Clock:
         return other.preceded <= self.preceded and not other.since(self)
 
     def since(self, before: Clock) -> list[tuple[int, int]]:
-        """(lane, epoch) of what this clock knows and an earlier one did not."""
+        """List (lane, epoch) that this clock knows and an earlier one did not."""
         parts = [(self.first, self.rows[0])]
         parts += [(n * _NEAR, block) for n, block in self.far.items() if before.far.get(n) is not block]
         found: dict[int, int] = {}
@@ -120,7 +120,7 @@ class Clock:
         return list(found.items())
 
     def _row(self, first: int, length: int) -> np.ndarray:
-        """What is known of so many lanes from one on."""
+        """Return what is known of `length` lanes from `first` on."""
         row = np.zeros(length, np.int32)
         for start, known in ((self.first, self.rows[0]), *((n * _NEAR, block) for n, block in self.far.items())):
             low, high = max(first, start), min(first + length, start + len(known))
@@ -176,7 +176,7 @@ class Lanes:
         return self.count - 1
 
     def clock(self) -> Clock:
-        """A clock that knows nothing, of a program that is about to get its first lane."""
+        """Make an empty clock for a program that is about to get its first lane."""
         return Clock(self.count, np.zeros((2, _STEP), np.int32))
 
 
@@ -188,7 +188,7 @@ class Pool:
         self._last: dict[int, int] = {}
 
     def take(self, clock: Clock) -> tuple[int, int]:
-        """(lane, epoch) for a copy that is issued at `clock`."""
+        """Return (lane, epoch) for a copy that is issued at `clock`."""
         for lane, epoch in self._last.items():
             if clock.knows(lane, epoch):
                 self._last[lane] = epoch + 1

@@ -29,7 +29,7 @@ _ADDRESSES = 1 << 64
 
 
 class PixelBox(NamedTuple):
-    """Which pixels of a tensor [batch, …, channels] a copy in im2col mode goes through: in each spatial dimension from
+    """The pixels of a tensor [batch, …, channels] that a copy in im2col mode visits: in each spatial dimension from
     `lower` to its size - 1 + `upper`, with a step in each dimension of the tensor."""
 
     lower: tuple[int, ...]
@@ -39,10 +39,10 @@ class PixelBox(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorDescriptor:
-    """What the caller passes for a descriptor argument: a tensor, and optionally the shape of its box.
+    """A descriptor argument: a tensor, and optionally the shape of its box.
 
-    shape and strides (in elements) replace the tensor's own: a view of its memory that no tensor can be. padding: what
-    reading finds outside of the tensor, "zero" or "nan". tf32: whether fp32 is rounded to it. pixels: of im2col mode.
+    shape and strides (in elements) replace the tensor's own, for views that no tensor can have. padding: the value read
+    outside of the tensor, "zero" or "nan". tf32: whether fp32 is rounded to tf32. pixels: for im2col mode.
     """
 
     tensor: Any
@@ -79,13 +79,13 @@ class Descriptor:
         self.ratio = size // buffer.granule
 
     def outside_of(self, nan: bool) -> Any:
-        """The bits of what is outside of the tensor."""
+        """Return the bits that are read outside of the tensor."""
         return encode(np.array(np.nan), self.kind.elem)[()] if nan else 0
 
     def _inside(
         self, coordinates: Sequence[int], box_shape: Sequence[int]
     ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[slice, ...]] | None:
-        """First coordinates and sizes of where tensor and box meet, and its slices of the box; None if they do not."""
+        """Intersect tensor and box: first coordinates, sizes, and slices of the box; None if they do not meet."""
         first, sizes, box = [], [], []
         for start, n, extent in zip(coordinates, box_shape, self.shape, strict=False):
             low, high = max(0, int(start)), min(int(start) + n, extent)
@@ -97,7 +97,7 @@ class Descriptor:
         return tuple(first), tuple(sizes), tuple(box)
 
     def _at(self, first: Sequence[int], sizes: Sequence[int], who: Toucher, verb: str) -> tuple[int, str]:
-        """Number of the buffer's element at a coordinate; and what is wrong if the part there leaves the buffer."""
+        """Return the number of the buffer's element at a coordinate, and an error if the part leaves the buffer."""
         size = self.kind.itemsize
         moved = sum(i * s for i, s in zip(first, self.strides, strict=False)) * size
         start = (self.offset + moved + _ADDRESSES // 2) % _ADDRESSES - _ADDRESSES // 2
@@ -107,7 +107,7 @@ class Descriptor:
         return 0, f"{who.place} {verb} bytes {start}..{last} of {self.buffer.name}, which has {self.buffer.nbytes}"
 
     def _part(self, sizes: tuple[int, ...], at: int) -> tuple[np.ndarray, Callable[[np.ndarray], np.ndarray]]:
-        """The elements of a part, and the shadow of it."""
+        """Return the elements of a part, and a function for its shadow."""
         size = self.kind.itemsize
         elements = as_strided(self.elements[at:], sizes, [s * size for s in self.strides])
 
@@ -118,14 +118,14 @@ class Descriptor:
         return elements, shadow
 
     def inside(self, coordinates: Sequence[int], bits: np.ndarray) -> Any:
-        """Which elements of a box of bits lie inside the tensor, as an index of them."""
+        """Return an index of the elements of a box that lie inside the tensor."""
         found = self._inside(coordinates, bits.reshape(bits.shape[-len(self.shape) :]).shape)
         return slice(0) if found is None else found[2]
 
     def read(
         self, memory: GlobalMemory, coordinates: Sequence[int], who: Toucher, box: tuple[int, ...] | None = None
     ) -> np.ndarray:
-        """The bits of a box, of the descriptor's shape or another."""
+        """Read the bits of a box, of the descriptor's shape or another."""
         bits = np.full(box or self.box, self.outside, self.elements.dtype)
         inside = self._inside(coordinates, bits.shape)
         if inside is not None:
@@ -142,8 +142,8 @@ class Descriptor:
     def read_pixels(
         self, memory: GlobalMemory, first: Sequence[int], offsets: Sequence[int], who: Toucher
     ) -> np.ndarray:
-        """The bits [pixels, channels] that are `offsets` away from the pixels of the box, from `first` on: along the
-        last spatial dimension, then along those before it, then in the next batch entry."""
+        """Read the bits [pixels, channels] at `offsets` from the pixels of the box, from `first` on: along the last
+        spatial dimension, then along those before it, then in the next batch entry."""
         assert self.pixels is not None
         count, channels = self.box
         batch, *at, channel = (int(n) for n in first)
@@ -173,7 +173,7 @@ class Descriptor:
         how: str = "write",
     ) -> None:
         """Store the bits of a box, of the descriptor's shape or another, or `update` each element atomically; `how` is
-        what that is to the memory."""
+        the kind of access."""
         inside = self._inside(coordinates, box or self.box)
         if inside is not None:
             first, sizes, where = inside
@@ -190,7 +190,7 @@ class Descriptor:
 def make_descriptor(
     memory: GlobalMemory, address: int, shape: Sequence[int], strides: Sequence[int], kind: Type, nan: bool = False
 ) -> Descriptor:
-    """A descriptor of the tensor at an address; it must lie inside one buffer."""
+    """Make a descriptor of the tensor at an address, inside one buffer."""
     buffer = memory.find(address)
     if buffer is None:
         raise SimulationError(f"a tensor descriptor points to {address:#x}, which belongs to no argument")

@@ -1,4 +1,4 @@
-"""What a run can find, each with the places it concerns: roles, source lines, buffer, bytes, barrier and phase."""
+"""The findings of a run, each with its places: roles, source lines, buffer, bytes, barrier and phase."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Place(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Where in a sweep a finding is: the first schedule and seed that repeat it, and in how many of the runs it is."""
+    """Which runs of a sweep have a finding: the first schedule and seed that repeat it, and the number of runs."""
 
     schedule: str
     seed: int
@@ -101,7 +101,7 @@ class Findings:
         self._add(finding, self._found)
 
     def note(self, finding: Finding) -> None:
-        """Report what is no fault with the compiler in use."""
+        """Report something that is no fault with the compiler in use."""
         self._add(finding, self._notes)
 
     def _add(self, finding: Finding, known: dict[tuple, Finding]) -> None:

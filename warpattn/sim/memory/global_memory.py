@@ -1,12 +1,12 @@
-"""Global memory: the caller's tensors, one address space, and who touched which element.
+"""Global memory: the caller's tensors in one address space, and who accessed which element.
 
-Every range of the caller's memory is a buffer with a base address of its own, 2**40 apart, so that a pointer is an
-integer and every stray one is noticed. Per granule (the smallest element that the kernel sees there) a shadow holds the
-last write and the last read as lane * 2**32 + epoch, and the number of the last update in a list of them. Unordered
-conflicting accesses are races, between programs too. Updates (atomic operations, TMA reductions) do not conflict with
-each other, so each names the one before it that it is not ordered after: a later access must be ordered after all.
-TMA reaches memory through a proxy of its own: what ordinary stores wrote before needs a fence, as in shared memory.
-Sums of floats depend on the order of their updates; with `fixed_order` two that nothing orders are a race, too.
+Every range of the caller's memory is a buffer with its own base address, 2**40 apart, so that pointers are integers and
+stray ones are noticed. Per granule (the smallest element that the kernel accesses there) a shadow holds the last write
+and the last read as lane * 2**32 + epoch, and the number of the last update in a list of them. Unordered conflicting
+accesses are races, between programs too. Updates (atomic operations, TMA reductions) do not conflict with each other,
+so each names the earlier one that it is not ordered after: a later access must be ordered after all.
+TMA uses its own proxy: it sees earlier ordinary stores only after a fence, as in shared memory.
+Sums of floats depend on the order of their updates; with `fixed_order` two unordered ones are a race, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _VERBS = {"read": "reads", "write": "writes", "atomic": "updates", "sum": "adds 
 
 
 class Toucher(NamedTuple):
-    """Who accesses: a lane in an epoch, with what it knows; `asynchronous`: through that proxy, as TMA does."""
+    """Who accesses: a lane in an epoch, with its clock; `asynchronous`: through that proxy, as TMA does."""
 
     lane: int
     epoch: int
@@ -41,7 +41,7 @@ class Toucher(NamedTuple):
 
 
 class Update(NamedTuple):
-    """An atomic access: who, the unordered one before it (-1: none), and whether it only looked."""
+    """An atomic access: who, the unordered one before it (-1: none), and whether it only read."""
 
     packed: int
     before: int
@@ -49,7 +49,7 @@ class Update(NamedTuple):
 
 
 class Release(NamedTuple):
-    """What an address has released: the knowledge of a role in an epoch (-1: of several)."""
+    """What an address releases: the knowledge of a role in an epoch (-1: of several)."""
 
     packed: int
     clock: Clock
@@ -72,7 +72,7 @@ class GlobalBuffer:
         self.released: dict[int, Release] = {}  # byte -> what a reader of the last atomic there learns
 
     def elements(self, dtype: Any) -> np.ndarray:
-        """The bytes as elements of a type, as far as there are whole ones."""
+        """View the bytes as elements of a type, without an incomplete last one."""
         found = self._typed.get(dtype)
         if found is None:
             size = np.dtype(dtype).itemsize
@@ -81,7 +81,7 @@ class GlobalBuffer:
 
 
 class Part(NamedTuple):
-    """What some addresses reach of a buffer: its bytes' offsets, and which of the addresses (None: all) those are."""
+    """The part of a buffer that addresses reach: offsets of bytes, and which addresses these are (None: all)."""
 
     buffer: GlobalBuffer
     offsets: np.ndarray
@@ -114,19 +114,19 @@ class GlobalMemory:
         self.places[packed] = Place("the preceding launch", ())
 
     def in_flux(self, buffer: GlobalBuffer, cells: np.ndarray, who: Toucher) -> np.ndarray | None:
-        """Which cells the preceding launch may still be writing, as far as `who` knows; None if it is known to have
-        ended or writes nothing."""
+        """Return which cells the preceding launch may still be writing, as far as `who` knows; None if it has ended or
+        writes nothing."""
         if not self.preceded or who.clock.preceded:
             return None
         return buffer.last_write[cells] >> 32 == PRECEDING
 
     def find(self, address: int) -> GlobalBuffer | None:
-        """The buffer whose neighbourhood an address lies in."""
+        """Return the buffer in whose neighbourhood an address lies."""
         number = (address >> _SHIFT) - 1
         return self.buffers[number] if 0 <= number < len(self.buffers) else None
 
     def resolve(self, addresses: np.ndarray, itemsize: int, who: Toucher, verb: str) -> list[Part]:
-        """What the addresses reach, a part for each buffer; those outside every buffer are reported and left out."""
+        """Find what addresses reach, a part per buffer; those outside of every buffer are reported and left out."""
         buffer = self.find(addresses.item(0))
         if buffer is not None:
             offsets, room = addresses - buffer.base, buffer.nbytes - itemsize + 1
@@ -154,7 +154,7 @@ class GlobalMemory:
         return parts
 
     def resolve_one(self, address: int, itemsize: int, who: Toucher, verb: str) -> tuple[GlobalBuffer, int] | None:
-        """The same of one address: the buffer and the byte there."""
+        """Do the same for one address: return the buffer and the byte in it."""
         buffer = self.find(address)
         if buffer is not None and 0 <= address - buffer.base <= buffer.nbytes - itemsize:
             return buffer, address - buffer.base
@@ -162,7 +162,7 @@ class GlobalMemory:
         return None
 
     def pointers(self, addresses: np.ndarray) -> np.ndarray:
-        """Pointers of the run for addresses of the caller's memory: relative to the nearest buffer."""
+        """Convert addresses of the caller's memory to pointers of the run, relative to the nearest buffer."""
         found = addresses.copy()
         best = np.full(addresses.shape, _MIDDLE, np.int64)  # farther than that no buffer is meant
         for buffer in self.buffers:
@@ -173,7 +173,7 @@ class GlobalMemory:
         return found
 
     def addresses(self, pointers: np.ndarray) -> np.ndarray:
-        """Addresses of the caller's memory for pointers of the run."""
+        """Convert pointers of the run to addresses of the caller's memory."""
         numbers = pointers >> _SHIFT
         found = pointers.copy()
         for buffer in self.buffers:
@@ -221,7 +221,7 @@ class GlobalMemory:
         self.places[packed] = who.place
 
     def _after(self, numbers: np.ndarray, who: Toucher, how: str, buffer: GlobalBuffer) -> np.ndarray:
-        """Numbers of a new update of cells whose last ones have these numbers."""
+        """Return the numbers of a new update of cells whose last updates have `numbers`."""
         last, where = np.unique(numbers, return_inverse=True)
         first = len(buffer.updates)
         for number in last.tolist():
@@ -231,7 +231,7 @@ class GlobalMemory:
     def _follow(
         self, number: int, who: Toucher, acquired: Release | None, buffer: GlobalBuffer, how: str
     ) -> int:
-        """The number of a new update after that of this number, or after the newest before that nothing orders."""
+        """Return the number of a new update after update `number`, or after the newest unordered one before it."""
         looks = how == "poll"
         while number >= 0:
             update = buffer.updates[number]
@@ -245,7 +245,7 @@ class GlobalMemory:
         return len(buffer.updates) - 1
 
     def _check_updates(self, numbers: np.ndarray, who: Toucher, how: str, buffer: GlobalBuffer) -> None:
-        """An ordinary access must be ordered after all updates of its cells; reading beside a poll is no conflict."""
+        """Check that an ordinary access is ordered after all updates of its cells; reads do not conflict with polls."""
         for last in np.unique(numbers).tolist():
             number = last
             while number >= 0:
@@ -269,10 +269,10 @@ class GlobalMemory:
         self._race(who, how, (len(bad), int(packed.reshape(-1)[bad[0]]), before), buffer)
 
     def _check_fence(self, packed: np.ndarray, who: Toucher, how: str, buffer: GlobalBuffer) -> None:
-        """What ordinary stores wrote before an access by TMA must have been fenced."""
+        """Check for a fence between ordinary stores and an access by TMA."""
         lanes, epochs = packed >> 32, packed & EPOCH
         bare = (packed >= 0) & (lanes != who.lane) & ~who.clock.known(lanes, epochs, fenced=True)
-        bare &= who.clock.known(lanes, epochs)  # others race, which is said
+        bare &= who.clock.known(lanes, epochs)  # others race, which is reported
         if bare.any():
             other = self.places.get(int(packed[bare][0]), Place("another program", ()))
             text = f"{who.place} {_VERBS[how]} {np.count_nonzero(bare)} elements of {buffer.name} through the "
@@ -281,14 +281,14 @@ class GlobalMemory:
             self.findings.add(Finding("MissingFence", text, (who.place, other), buffer.name))
 
     def report_collision(self, part: Part, who: Toucher, lost: np.ndarray, size: int) -> None:
-        """Lanes of one store have written different values to one address: which one stays is chance."""
+        """Report that lanes of one store write different values to one address: any of them may stay."""
         at = int(part.offsets.reshape(-1)[np.flatnonzero(lost)[0]])
         text = f"{who.place} writes different values from several lanes to {np.count_nonzero(lost)} elements of "
         text += f"{part.buffer.name}, the first at byte {at}: which of them stays is chance"
         self.findings.add(Finding("Race", text, (who.place,), part.buffer.name, (at, at + size)))
 
     def _race(self, who: Toucher, how: str, earlier: tuple[int, int, str], buffer: GlobalBuffer) -> None:
-        """Report a conflict; earlier: of how many elements, with which access, and what that did."""
+        """Report a conflict; earlier: the number of elements, the earlier access and its kind."""
         count, packed, before = earlier
         other = self.places.get(packed, Place("another program", ()))
         verb, what = _VERBS[how], f"{count} elements of {buffer.name}"
@@ -297,7 +297,7 @@ class GlobalMemory:
 
 
 def _ordered(who: Toucher, packed: int, acquired: Release | None = None) -> bool:
-    """Whether an earlier access happened before the present one."""
+    """Whether an earlier access happened before the current one."""
     lane, epoch = packed >> 32, packed & EPOCH
     if lane == who.lane or who.clock.knows(lane, epoch):
         return True

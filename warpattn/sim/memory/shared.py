@@ -1,11 +1,11 @@
-"""Shared memory: buffers of bytes, views on them, and the record of who touched which bytes.
+"""Shared memory: buffers of bytes, views on them, and the record of who accessed which bytes.
 
 A view (MemDesc) is a NumPy array on the buffer's bytes, with a leading dimension for the CTAs of a cluster, in the
-logical order of its shape: what a swizzle does to addresses is not seen. Index, sub-slice, transpose and reshape are
-views on the same bytes, so tiles alias as they do on the card.
+logical order of its shape: swizzles of addresses are not modelled. Index, sub-slice, transpose and reshape are views
+on the same bytes, so tiles alias as they do on the card.
 
-Two accesses conflict when their bytes meet and one writes. They must be ordered by their clocks; if the earlier one was
-written by ordinary instructions and the later one goes through the asynchronous proxy, a fence must separate them.
+Two accesses conflict if they have bytes in common and one writes. Their clocks must order them; if the earlier one is
+an ordinary write and the later one goes through the asynchronous proxy, a fence must separate them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Missing(NamedTuple):
     fault: Finding
 
     def at(self, where: Any) -> Missing:
-        """The same fault for other elements."""
+        """Return the same fault for other elements."""
         return Missing(np.asarray(where, np.bool_), self.fault)
 
 
@@ -53,14 +53,14 @@ def _verb(access: Access) -> str:
 
 
 def either(one: Missing | None, other: Missing | None) -> Missing | None:
-    """The elements that are missing in one of two values of a shape."""
+    """Return the elements that are missing in one of two values of a shape."""
     if one is None or other is None:
         return one or other
     return one.at(one.where | other.where)
 
 
 def of_product(a: Missing | None, b: Missing | None, shape: tuple[int, ...]) -> Missing | None:
-    """The elements [M, N] of a product that depend on missing ones of its operands [M, K] and [K, N]."""
+    """Return the elements [M, N] of a product that depend on missing ones of operands [M, K] and [K, N]."""
     found = a or b
     if found is None:
         return None
@@ -81,17 +81,17 @@ class SharedBuffer:
         self.views: list[MemDesc] = []
         self.fault: Finding | None = None  # of undefined values that were stored here
         self.barriers: dict[tuple[int, int], Any] = {}  # (cta, byte) -> Barrier
-        self.first = 0  # byte of shared memory, where Triton may give buffers the same ones
-        self.rivals: list[SharedBuffer] = []  # the program's buffers then, this one among them
+        self.first = 0  # offset in shared memory, if Triton may give buffers the same bytes
+        self.rivals: list[SharedBuffer] = []  # then the program's buffers, including this one
 
     def settle(self, first: int, buffers: list[SharedBuffer]) -> None:
-        """Begin at byte `first` of shared memory, as one more of a program's buffers."""
+        """Place the buffer at byte `first` of shared memory and add it to a program's buffers."""
         buffers[:] = [each for each in buffers if each.allocation != self.allocation or each.records]
         buffers.append(self)
         self.first, self.rivals = first, buffers
 
     def root(self, kind: Type) -> MemDesc:
-        """The view of the whole buffer."""
+        """Return the view of the whole buffer."""
         dtype, shape = memory_dtype(kind.elem), kind.shape or ()
         arrays = [raw.view(dtype).reshape(raw.shape[0], *shape) for raw in (self.data, self.written)]
         return MemDesc(self, kind.elem, arrays[0], arrays[1])
@@ -124,7 +124,7 @@ class SharedBuffer:
         self.records = kept
 
     def _takes_over(self, new: Access, clock: Clock, rival: SharedBuffer, old: Access) -> bool:
-        """Whether an access replaces one of a buffer that has the same bytes; it must be ordered after that."""
+        """Whether an access replaces one of a buffer with the same bytes; it must be ordered after that."""
         low, high = (rival.first - self.first + byte for byte in (old.view.low, old.view.high))
         if old.cta != new.cta or low >= new.view.high or new.view.low >= high:
             return False
@@ -165,17 +165,17 @@ class SharedBuffer:
         return Finding(kind, text, (new.place, old.place), self.name, box)
 
     def named(self, access: Access) -> str:
-        """What messages call the buffer that an access reaches."""
+        """Return the name of an access's buffer in messages."""
         return self.name if len(self.data) == 1 else f"{self.name} of CTA {access.cta}"
 
     def read(self, access: Access, clock: Clock) -> tuple[np.ndarray, Missing | None]:
-        """The bits of a view, and which of them were never written."""
+        """Read the bits of a view; return them and which were never written."""
         missing = self.unwritten(access)
         self.touch(access, clock)
         return access.view.array[access.cta].reshape(access.view.shape), missing
 
     def unwritten(self, access: Access) -> Missing | None:
-        """The elements of a view that were never written."""
+        """Return the elements of a view that were never written."""
         view = access.view
         if view.known[access.cta] or view.written[access.cta].all():
             view.known[access.cta] = True
@@ -209,8 +209,8 @@ class SharedBuffer:
 class MemDesc:
     """A view of a shared buffer: [ctas, *shape] bits of elements of type `elem`.
 
-    A reshape that NumPy has no view for, such as one after a permutation, leaves the array as it is: `folded` is the
-    shape that its users see, and no further view can be made of it.
+    A reshape that is no NumPy view, such as one after a permutation, does not change the array: `folded` is the shape
+    that users see, and no further view can be made.
     """
 
     __slots__ = ("_children", "array", "buffer", "dense", "elem", "folded", "high", "known", "low", "stray", "written")
@@ -235,7 +235,7 @@ class MemDesc:
 
     @property
     def extent(self) -> str:
-        """What messages call the place of this view."""
+        """The place of this view in messages."""
         return f"bytes {self.low}..{self.high}"
 
     def meets(self, other: MemDesc) -> bool:
@@ -247,18 +247,18 @@ class MemDesc:
         return bool(np.shares_memory(self.array[0], other.array[0]))
 
     def covers(self, other: MemDesc) -> bool:
-        """Whether this view holds every byte of the other (false if that is not plain)."""
+        """Whether this view holds every byte of the other (False if unsure)."""
         return self.dense and self.low <= other.low and other.high <= self.high
 
     def outside(self, i: int) -> MemDesc:
-        """Tile `i`, which the buffer does not have: a fault only if something accesses it."""
+        """Return tile `i`, which the buffer does not have: a fault only if something accesses it."""
         tiles = self.shape[0]
         child = MemDesc(self.buffer, self.elem, self.array[:, i % tiles], self.written[:, i % tiles])
         child.stray = self.stray or f"tile {i} of {self.buffer.name}, which has {tiles}"
         return child
 
     def derived(self, key: Any, change: Callable[[np.ndarray], np.ndarray], elem: str | None = None) -> MemDesc:
-        """The view that `change` makes of the array; the same key gives the same object again."""
+        """Return the view that `change` makes of the array; the same key gives the same object again."""
         child = self._children.get(key)
         if child is None:
             if self.folded is not None:

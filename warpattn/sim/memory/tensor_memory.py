@@ -4,10 +4,10 @@
      …      │ P: 128x128 f16 over it, columns 0..63 │ scale: 128x1 f32 │
     lane 127└─────────────────────────────────────────────────────────┘
 
-A tile's rows and columns are written as mixed-radix digits, each with a step in bytes, so that every layout is one
-strided array: rows of 128 (one lane each) or 64 (16 lanes of every 32; the other half holds what lies beyond 64 rows or
+A tile's rows and columns are mixed-radix digits, each with a step in bytes, so that every layout is one strided array:
+128 rows (one lane each) or 64 (16 lanes of every 32; the other half holds what lies beyond 64 rows or
 beyond blockN columns), packed elements or one per 32-bit column. Slices and re-interpretations are other digits on the
-same bytes. Who touched what is recorded as for shared memory, but by lane and column; no proxy fence is needed here.
+same bytes. Accesses are recorded as for shared memory, but by lane and column; no proxy fence is needed here.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ class Layout(NamedTuple):
     stride: int
 
 
-# Of scales [M, K]: 32 rows, one lane each, and four of K in a column; copies in the other lanes are not seen here.
+# Of scales [M, K]: 32 rows, one lane each, and four of K in a column; copies in the other lanes are not modelled.
 SCALES = Layout(_SCALE_ROWS, _SCALES_A_COLUMN, 1)
 
 
 @lru_cache(64)
 def layouts(text: str) -> dict[str, str]:
-    """The names that a module gives to layouts of tensor memory, with what they stand for."""
+    """Return a module's layouts of tensor memory by name."""
     return dict(_ENCODING.findall(text))
 
 
 def layout_of(kind: Type, names: dict[str, str]) -> Layout:
-    """The layout in a type of tensor memory."""
+    """Return the layout in a type of tensor memory."""
     name = split_top(kind.text.partition("<")[2][:-1])[1]
     text = names.get(name, name)
     if _SCALES in text:
@@ -76,7 +76,7 @@ def layout_of(kind: Type, names: dict[str, str]) -> Layout:
 
 
 def tile(shape: tuple[int, ...], itemsize: int, layout: Layout, pitch: int) -> tuple[list[Digits], int]:
-    """(digits per dimension, bytes per lane) of a tile [..., M, N] in rows of `pitch` bytes."""
+    """Return (digits per dimension, bytes per lane) of a tile [..., M, N] in rows of `pitch` bytes."""
     *stages, m, n = shape
     if layout == SCALES:
         return _scales(stages, m, n, pitch)
@@ -104,7 +104,7 @@ def tile(shape: tuple[int, ...], itemsize: int, layout: Layout, pitch: int) -> t
 
 
 def _scales(stages: list[int], m: int, n: int, pitch: int) -> tuple[list[Digits], int]:
-    """The same of scales [..., M, K]: of each four along K first all rows, 32 of them in a column; fewer leave room."""
+    """Do the same for scales [..., M, K]: for each four along K first all rows, 32 in a column; fewer leave a gap."""
     lanes, inner = min(m, _SCALE_ROWS), min(n, _SCALES_A_COLUMN)
     if m % lanes or n % inner:
         raise SimulationError(f"scales of {m}x{n} in tensor memory are not simulated: multiples of 32 and 4 are")
@@ -120,7 +120,7 @@ def _scales(stages: list[int], m: int, n: int, pitch: int) -> tuple[list[Digits]
 
 
 def columns_of(kind: Type, names: dict[str, str]) -> int:
-    """How many columns a tile of a type takes."""
+    """Return how many columns a tile of a type takes."""
     return -(-tile(kind.shape or (), kind.itemsize, layout_of(kind, names), 0)[1] // 4)
 
 
@@ -137,7 +137,7 @@ class TensorBuffer(SharedBuffer):
         self.barriers, self.rivals = {}, []
 
     def view(self, kind: Type, start: int = 0) -> TensorView:
-        """The tile of a type, from a byte of the first lane on."""
+        """Return the tile of a type, from a byte of the first lane on."""
         digits, nbytes = tile(kind.shape or (), kind.itemsize, layout_of(kind, self.names), 4 * self.columns)
         if start % (4 * self.columns) + nbytes > 4 * self.columns:
             raise SimulationError(
@@ -152,7 +152,7 @@ class TensorBuffer(SharedBuffer):
         return None if missing is None else missing.at(missing.where.reshape(access.view.shape))
 
     def read(self, access: Access, clock: Clock) -> tuple[np.ndarray, Missing | None]:
-        """The bits of a tile [M, N], and which of them were never written."""
+        """Read the bits of a tile [M, N]; return them and which were never written."""
         bits, missing = super().read(access, clock)
         return bits.reshape(access.view.shape), missing
 
@@ -163,11 +163,11 @@ class TensorBuffer(SharedBuffer):
         super().write(access, clock, np.reshape(bits, digits), missing)
 
     def _fence(self, new: Access, old: Access, clock: Clock) -> None:
-        """All accesses of tensor memory go through one proxy."""
+        """Do nothing: all accesses of tensor memory go through one proxy."""
 
 
 class TensorView:
-    """A tile of tensor memory; to its users the same as a MemDesc, with columns for bytes."""
+    """A tile of tensor memory, with the interface of a MemDesc, in columns instead of bytes."""
 
     def __init__(self, buffer: TensorBuffer, elem: str, start: int, digits: list[Digits]) -> None:
         self.buffer, self.elem, self.start, self.digits = buffer, elem, start, digits
@@ -217,7 +217,7 @@ class TensorView:
         return child
 
     def derived(self, key: Any, change: Callable[[np.ndarray], np.ndarray], elem: str | None = None) -> TensorView:
-        """The tile that an operation on memory descriptors makes of this one, which `key` names."""
+        """Return the tile that the operation named by `key` makes of this one."""
         child = self._children.get(key)
         if child is None:
             if key[0] == "index":
@@ -232,7 +232,7 @@ class TensorView:
         return child
 
     def sliced(self, dim: int, start: int, length: int) -> TensorView:
-        """Indices start..start+length of a dimension."""
+        """Take indices start..start+length of a dimension."""
         key = ("slice", dim, start, length)
         if key not in self._children:
             offset, digits = _range(self.digits[dim], start, length, self.buffer.name)
@@ -244,7 +244,7 @@ class TensorView:
 
 @lru_cache(1024)
 def _cells(columns: int, start: int, digits: tuple[Digits, ...], itemsize: int) -> np.ndarray:
-    """Which cells of 16 lanes and a column a tile of a buffer has: [8, columns] of bool."""
+    """Return the cells (16 lanes of a column) of a tile in a buffer: [8, columns] of bool."""
     offsets = np.array([start])
     for extent, step in (digit for dim in digits for digit in dim):
         offsets = np.unique(offsets[:, None] + np.arange(extent) * step)
@@ -256,7 +256,7 @@ def _cells(columns: int, start: int, digits: tuple[Digits, ...], itemsize: int) 
 
 
 def _range(digits: Digits, start: int, length: int, name: str) -> tuple[int, Digits]:
-    """(bytes to its begin, digits) of a range of indices."""
+    """Return (bytes to its start, digits) of a range of indices."""
     offset = 0
     for i, (extent, step) in enumerate(digits):
         weight = math.prod(e for e, _ in digits[i + 1 :])

@@ -1,4 +1,4 @@
-"""What every operation does. Importing this package fills the table of `registry`."""
+"""Implements every operation. Importing this package fills the table of `registry`."""
 
 from . import (
     amd,

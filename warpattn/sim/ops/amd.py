@@ -4,11 +4,11 @@
     buffer_load_to_local                       a copy that lands later; `copies` has its groups and waits
     mfma                                       is tt.dot, whose layouts say which lane holds what and change no value
 
-The unit is the role, so the order among the waves of a workgroup is not seen. Nothing is missed by that: where waves
-may meet in shared memory (after a wait for copies, between a read and the copy that overwrites it) Triton 3.9 puts an
-s_barrier itself, for relaxed loads too; tests/sim/amd/test_machine.py looks for them in the machine code.
+The unit is the role, so the order among the waves of a workgroup is not modelled. That misses nothing: where waves may
+conflict in shared memory (after a wait for copies, between a read and the copy that overwrites it) Triton 3.9 inserts
+an s_barrier, for relaxed loads too; tests/sim/amd/test_machine.py looks for them in the machine code.
 
-A buffer operation has a bound of 2 GiB and no other, so an offset that leaves its tensor without a mask is reported.
+A buffer operation's only bound is 2 GiB, so an unmasked offset outside of its tensor is reported.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from .memory import load_pointers
 
 
 def _pointers(kind: Type, shape: tuple[int, ...] | None) -> Type:
-    """The type of as many pointers as a buffer operation has offsets; `kind` is its base's."""
+    """Return the type of as many pointers as a buffer operation has offsets; `kind` is its base's."""
     return Type("tensor", "ptr", shape, f"pointers of {kind.pointee}", kind.pointee)
 
 
 def _base(op: Op) -> Type:
-    """The type of the base pointer, which is the first or the only one that is printed."""
+    """Return the type of the base pointer, the first or only one that is printed."""
     return parse_type(op.inputs[0].text.partition("[")[0])
 
 
 def _operands(op: Op) -> tuple[int, bool]:
-    """The number of operands before `stride = %n`, and whether there is a mask."""
+    """Return the number of operands before `stride = %n`, and whether there is a mask."""
     count = len(op.operands) - (re.search(r"\bstride = %", op.text) is not None)
     return count, re.search(r"\bmask = %", op.text) is not None
 
@@ -50,7 +50,7 @@ def _addresses(base: int, offsets: Any, elem: str) -> np.ndarray:
 
 
 def _by_pointer(op: Op, name: str) -> Callable[..., Any]:
-    """What runs the operation `name`, on pointers, for this op, on a base and offsets."""
+    """Return the function of the pointer operation `name`, for this op with a base and offsets."""
     pointers = _pointers(_base(op), op.outputs[0].shape)
     return TABLE[name][1](replace(op, inputs=[pointers]))
 

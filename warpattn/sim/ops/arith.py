@@ -103,7 +103,7 @@ _DIVISIONS = {
 
 
 def _undefined_by_zero(op: Op, run: Callable[..., Any]) -> Callable[..., Any]:
-    """A division whose results by zero are undefined: a finding where one of them is used."""
+    """Make results of a division by zero undefined: using one is a finding."""
     if op.name not in _DIVISIONS:
         return run
 
@@ -231,7 +231,7 @@ def _constant(op: Op) -> Callable[..., Any]:
 
 
 def _number(text: str, kind: Type) -> Any:
-    """A literal of MLIR: decimal, hexadecimal bits, true or false."""
+    """Parse a literal of MLIR: decimal, hexadecimal bits, true or false."""
     if text in ("true", "false"):
         return text == "true"
     if not kind.is_float:
@@ -283,7 +283,7 @@ def _convert_unsigned(op: Op) -> Callable[..., Any]:
 
 @plain("arith.fptosi", "arith.fptoui")
 def _to_integer(op: Op) -> Callable[..., Any]:
-    """Towards zero, clamped to the range of the result; NaN gives zero (cvt of PTX)."""
+    """Round towards zero, clamped to the range of the result; NaN gives zero (cvt of PTX)."""
     kind = op.outputs[0]
     bits = kind.bits
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if op.name == "arith.fptosi" else (0, (1 << bits) - 1)
@@ -306,7 +306,7 @@ def _bitcast(op: Op) -> Callable[..., Any]:
 
 @plain("arith.mulsi_extended", "arith.mului_extended", "tt.mulhiui")
 def _wide(op: Op) -> Callable[..., Any]:
-    """Both halves of a product, or the high one."""
+    """Return both halves of a product, or the high one."""
     kind = op.outputs[0]
     bits, dtype = kind.bits, register_dtype(kind.elem)
     signed = op.name == "arith.mulsi_extended"

@@ -3,8 +3,8 @@
     @elementwise("tanh.approx.f32 $0, $1;")      register arrays in, arrays out
     @whole("bar.sync")                           for a role: may touch barriers, may wait; the string starts with it
 
-Strings are compared with runs of white space as one blank. Both tables are open: a kernel's author adds a handler with
-the same decorators before the kernel is simulated.
+Runs of white space in strings count as one blank. A kernel's author can add handlers with the same decorators before
+the kernel is simulated.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _pack_e4m3(*values: np.ndarray) -> np.ndarray:
 
 
 def _unpack_fp8(pairs: np.ndarray, elem: str) -> tuple[np.ndarray, np.ndarray]:
-    """Of two registers with the low and the high byte of each pair, as fp16."""
+    """Unpack the low and the high byte of each pair to two values."""
     both = np.ascontiguousarray(pairs).view(np.uint16)
     return decode((both & 0xFF).astype(np.uint8), elem), decode((both >> 8).astype(np.uint8), elem)
 
@@ -165,13 +165,13 @@ def _reciprocal(x: np.ndarray) -> np.ndarray:
     "mov.b32 $0, 0; }"
 )
 def _prefetch(tensor: Any, wanted: np.ndarray, *coord: np.ndarray) -> np.ndarray:
-    """There is no L2 here."""
+    """Do nothing: there is no L2 here."""
     return np.zeros_like(wanted)
 
 
 @whole(r"bar(?:rier)?(?:\.cta)?\.(sync|arrive)(?:\.aligned)? (\d+|\$0), (\d+);$")
 def _named_barrier(task: Any, match: re.Match[str], *operands: Any) -> Any:
-    """All threads of the role arrive at a hardware barrier; with `sync` they also wait for the other threads. Its
+    """Let all threads of the role arrive at a hardware barrier; with `sync` they also wait for other threads. Its
     number is in the text or an operand."""
     number = operands[0] if match[2] == "$0" else match[2]
     barrier, needed = task.program.named_barrier(int(number)), int(match[3])
@@ -209,13 +209,13 @@ def _warp_arrive(task: Any, match: re.Match[str], barrier: MemDesc, predicate: i
     r"\}$"
 )
 def _warp_signal(task: Any, match: re.Match[str], barrier: MemDesc, predicate: int) -> Any:
-    """The same after what all lanes of the warp did to shared and tensor memory."""
+    """Do the same, ordered after the accesses of all lanes of the warp to shared and tensor memory."""
     yield from _warp_arrive(task, match, barrier, predicate)
 
 
 @whole(r"mov\.u32 \$0, %ctaid\.([xyz]);$")
 def _program_id(task: Any, match: re.Match[str]) -> Any:
-    """The block's place in the launch: along x a cluster is as many blocks as it has CTAs."""
+    """Return the block's place in the launch: along x a cluster counts as many blocks as it has CTAs."""
     axis, count = "xyz".index(match[1]), task.program.cluster.count
     index = task.program.index[axis]
     return index if axis else index * count + task.program.cta
@@ -224,21 +224,21 @@ def _program_id(task: Any, match: re.Match[str]) -> Any:
 
 @whole(r"mov\.u32 \$0, %cluster_ctarank;$")
 def _cluster_rank(task: Any, match: re.Match[str]) -> Any:
-    """The place of a CTA in its cluster."""
+    """Return the rank of a CTA in its cluster."""
     return task.program.cta
     yield
 
 
 @whole(r"mov\.u32 \$0, \$1;$")
 def _same(task: Any, match: re.Match[str], x: int) -> Any:
-    """A scalar as it is."""
+    """Return a scalar unchanged."""
     return x
     yield
 
 
 @whole(r"ld\.shared\.b32 \$0, \[\$1\];$")
 def _load_word(task: Any, match: re.Match[str], view: MemDesc) -> Any:
-    """The first 32 bits of a view, for every thread."""
+    """Load the first 32 bits of a view, for every thread."""
     bits, missing = view.buffer.read(task.access(view, False), task.clock)
     value = int(np.ascontiguousarray(bits).reshape(-1).view(np.int32)[0])
     return poisoned(value, None if missing is None else missing.at(_first_word(missing.where, bits).any()))
@@ -247,7 +247,7 @@ def _load_word(task: Any, match: re.Match[str], view: MemDesc) -> Any:
 
 @whole(r"st\.shared\.b32 \[\$0\], \$1;$")
 def _store_word(task: Any, match: re.Match[str], view: MemDesc, value: int) -> Any:
-    """Every thread writes the first 32 bits of a view."""
+    """Let every thread write the first 32 bits of a view."""
     _write_word(task, view, value)
     return None
     yield
@@ -259,7 +259,7 @@ def _store_word(task: Any, match: re.Match[str], view: MemDesc, value: int) -> A
     r"(?:ld\.shared\.b32 x, \[at \+ \d+\]; and\.b32 x, x, \d+; add\.u32 x, x, \d+; or\.b32 \$0, \$0, x; )+\}$"
 )
 def _see_nonfinite(task: Any, match: re.Match[str], tile: MemDesc, seen: int, threads: np.ndarray) -> Any:
-    """The sign bit, if that was seen before or a number in the first row of a tile is not finite."""
+    """Return the sign bit if it was set before or a number in the first row of a tile is not finite."""
     bits, missing = tile.buffer.read(task.access(tile, False), task.clock)
     finite = np.isfinite(decode(bits[0], tile.elem)).all()
     value = seen if finite else seen | -(1 << 31)
@@ -276,7 +276,7 @@ def _see_nonfinite(task: Any, match: re.Match[str], tile: MemDesc, seen: int, th
 def _link_if_seen(
     task: Any, match: re.Match[str], head: MemDesc, place: int, out: MemDesc, seen: int, threads: np.ndarray
 ) -> Any:
-    """The first thread puts a number at the head of a list, if the first warp has seen something."""
+    """Let the first thread put a number at the head of a list, if the first warp has seen a non-finite number."""
     if place >= 0 and seen < 0:
         before = yield from _load_word(task, match, head)
         _write_word(task, head, place)
@@ -289,8 +289,8 @@ def _link_if_seen(
     r"lop3\.b32 x0, x0, (\d+), m, 0xD8; .+@p bra AGAIN; \}$"
 )
 def _replace_nonfinite(task: Any, match: re.Match[str], tile: MemDesc, threads: np.ndarray) -> Any:
-    """Magnitudes of 16 bits for what is not finite in a tile. All of it counts as written, whatever it holds, so that a
-    race shows with every input."""
+    """Give non-finite numbers in a tile a finite magnitude. All of the tile counts as written, whatever it holds, so
+    that a race shows with every input."""
     bits, missing = tile.buffer.read(task.access(tile, False), task.clock)
     finite, magnitude = np.isfinite(decode(bits, tile.elem)), int(match[1]) & 0x7FFF
     fault = tile.buffer.fault
@@ -302,7 +302,7 @@ def _replace_nonfinite(task: Any, match: re.Match[str], tile: MemDesc, threads: 
 
 
 def _write_word(task: Any, view: MemDesc, value: int) -> None:
-    """The first 32 bits of a view; what else it shows is as written as it was."""
+    """Write the first 32 bits of a view; other bytes stay written or unwritten."""
     bits, access, fault = np.array(view.array[task.program.cta]), task.access(view, True), view.buffer.fault
     bits.reshape(-1).view(np.int32)[0] = value
     missing = view.buffer.unwritten(access)
@@ -314,13 +314,13 @@ def _write_word(task: Any, view: MemDesc, value: int) -> None:
 
 
 def _first_word(where: np.ndarray, bits: np.ndarray) -> np.ndarray:
-    """What says of the elements in the first 32 bits, as many as that are, whether something is true."""
+    """Return the flags of the elements in the first 32 bits."""
     return where.reshape(-1)[: max(1, 4 // bits.itemsize)]
 
 
 @whole(r"fence\.proxy\.async(?:\.global|\.shared::(?:cta|cluster))?;$")
 def _proxy_fence(task: Any, match: re.Match[str]) -> Any:
-    """What is known becomes visible to the asynchronous proxy: all of it, whichever memory the fence is for."""
+    """Make all that is known visible to the asynchronous proxy, whichever memory the fence is for."""
     task.clock.fence()
     task.advance()
     return None
@@ -329,7 +329,7 @@ def _proxy_fence(task: Any, match: re.Match[str]) -> Any:
 
 @whole(r"tcgen05\.fence::(?:before|after)_thread_sync;$")
 def _tcgen05_fence(task: Any, match: re.Match[str]) -> Any:
-    """Orders tensor memory against the barriers beside it, as everything is ordered here."""
+    """Do nothing: here tensor memory is always ordered against barriers."""
     return None
     yield
 

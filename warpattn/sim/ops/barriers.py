@@ -1,7 +1,7 @@
 """mbarriers, the barrier of a cluster, and the end of the preceding launch.
 
-In a cluster each CTA has mbarriers of its own, or every two of them share the first one's: then both arrive there, it
-takes the arrivals of both, and only the first CTA waits. An arrival `fromCTA` also counts on other CTAs' barriers.
+In a cluster each CTA has its own mbarriers, or each pair of CTAs shares the first one's: then both arrive there and
+only the first CTA waits. An arrival `fromCTA` also counts on other CTAs' barriers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _inval(op: Op) -> Callable[..., Any]:
 
 
 def _targets(op: Op) -> Callable[[int], list[int]]:
-    """The CTAs on whose barriers an arrival of a CTA counts."""
+    """Return the CTAs on whose barriers an arrival of a CTA counts."""
     copies = barrier_copies(op, op.inputs[0])
     if op.ctas is None:
         return lambda cta: [cta]
@@ -82,7 +82,7 @@ def _arrive(op: Op) -> Callable[..., Any]:
 
 
 def arrive(task: Any, view: MemDesc, count: int, cta: int | None = None) -> None:
-    """`count` arrivals of a role on the barrier in `view`, of its own CTA or of another."""
+    """Do `count` arrivals of a role on the barrier in `view`, of its own CTA or another."""
     task.barrier(view, cta).arrive(count, task.clock, task.place())
     task.advance()
 
@@ -127,7 +127,7 @@ def _wait(op: Op) -> Callable[..., Any]:
 
 @tasked("tt.grid_dependency_wait")
 def _preceding_launch(op: Op) -> Callable[..., Any]:
-    """The preceding launch has ended, and what it wrote can be seen."""
+    """Learn that the preceding launch has ended, with all its writes."""
 
     def run(task: Any) -> None:
         task.clock.mark(PRECEDING, 1)

@@ -1,8 +1,8 @@
 """sm_100: tensor memory, tcgen05 matrix products, copies and commits, packed arithmetic.
 
 load, store    of a role on tensor memory: Triton waits for each at once, so they are ordinary accesses
-product, copy  asynchronous; those of a role run in their order on one queue, and only a commit reports their end
-commit         arrives on a barrier when everything that its role issued before has finished
+product, copy  asynchronous; a role's run in order on one queue, and only a commit reports their end
+commit         arrives on a barrier when all earlier work of its role has finished
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _subslice(op: Op) -> Callable[..., Any]:
 
 @tasked("ttng.tmem_load")
 def _load(op: Op) -> Callable[..., Any]:
-    """The tile, and with redOp the largest or smallest of each row beside it."""
+    """Load the tile, and with redOp also the largest or smallest element of each row."""
     elem, reduced = op.outputs[0].elem, len(op.outputs) > 1
     token = len(op.results) > len(op.outputs)
     found = re.search(r"redOp<(\w+)>", op.text)
@@ -102,7 +102,7 @@ def _store(op: Op) -> Callable[..., Any]:
 
 
 def issue(task: Any, engine: str, body: Callable[[Agent], None]) -> None:
-    """Put work on the role's queue; the program must know of its end before it ends itself."""
+    """Put work on the role's queue; the program must wait for its end before it ends."""
     agent = task.issue_product(body, engine=engine)
     task.program.loads[agent.lane] = agent
 
@@ -120,7 +120,7 @@ def _arriving(barrier: Barrier) -> Callable[[Agent], None]:
 
 
 def audience_of(op: Op, tiles: list[Type], barriers: list[Type]) -> Callable[[int], int]:
-    """The CTAs (a bit each) that a commit of a CTA arrives at: those that share one of the tiles with it."""
+    """Return the CTAs (a bit each) at which a CTA's commit arrives: those that share one of the tiles."""
     if op.ctas is None:
         return lambda cta: 1
     if any(barrier_copies(op, kind) for kind in barriers):
@@ -147,7 +147,7 @@ def _commit_op(op: Op) -> Callable[..., Any]:
 
 @blocking("ttng.tmem_copy")
 def _copy(op: Op) -> Callable[..., Any]:
-    """A tile of each CTA, by itself; of a pair by its first one for both."""
+    """Copy each CTA's tile separately; in a pair the first CTA copies both."""
     pair = op.ctas is not None and op.ctas.pairs
     if op.ctas is not None and op.ctas.split(op.inputs[0]) != op.ctas.split(op.inputs[1]):
         raise op.error("a tile that tensor memory spreads over the CTAs otherwise than shared memory is not simulated")
@@ -168,7 +168,7 @@ def _copy(op: Op) -> Callable[..., Any]:
 
 
 def asynchronous(view: Any, writes: bool, agent: Agent, cta: int | None = None) -> Access:
-    """An access of an asynchronous operation to a tile, of its CTA or of another."""
+    """Make the access of an asynchronous operation to a tile, of its CTA or another."""
     return Access(view, agent.lane, agent.epoch, writes, True, agent.place, agent.cta if cta is None else cta)
 
 
@@ -214,7 +214,7 @@ def _mma(op: Op) -> Callable[..., Any]:
 
 
 def _beside(parts: list[tuple[np.ndarray, Missing | None]]) -> tuple[np.ndarray, Missing | None]:
-    """Operands side by side, and what is missing of them."""
+    """Concatenate operands, and their missing elements."""
     whole = np.concatenate([values for values, _ in parts], axis=-1)
     faults = [missing for _, missing in parts if missing is not None]
     if not faults:
@@ -224,7 +224,7 @@ def _beside(parts: list[tuple[np.ndarray, Missing | None]]) -> tuple[np.ndarray,
 
 
 def _check_pair(op: Op) -> bool:
-    """Whether two CTAs make the product together: each has half the rows of A, and half the columns of B."""
+    """Whether two CTAs compute the product together: each has half the rows of A and half the columns of B."""
     if op.ctas is None:
         return False
     pair = op.flag("two_ctas")
@@ -238,8 +238,8 @@ def _check_pair(op: Op) -> bool:
 
 @blocking("ttng.clc_try_cancel")
 def _try_cancel(op: Op) -> Callable[..., Any]:
-    """Ask for a program that has not started: it never starts, and the answer has its place in the grid. The first CTA
-    of a cluster asks for all of them, and each gets the answer."""
+    """Cancel a program that has not started; the answer has its place in the grid. The first CTA of a cluster does it
+    for all, and each gets the answer."""
 
     def run(task: Any, view: MemDesc, bar: MemDesc) -> Any:
         yield from task.machine.pause()
@@ -253,14 +253,14 @@ def _try_cancel(op: Op) -> Callable[..., Any]:
 
 
 class _Answer:
-    """What a cancellation says, once the first CTA gets it."""
+    """The answer to a cancellation, made when the first CTA gets it."""
 
     def __init__(self, machine: Any) -> None:
         self._machine = machine
         self._bits: np.ndarray | None = None
 
     def bits(self) -> np.ndarray:
-        """Whether a program was cancelled, and its place in the grid."""
+        """Return whether a program was cancelled, and its place in the grid."""
         if self._bits is None:
             index = self._machine.cancel_one()
             x, y, z = index or (0, 0, 0)
@@ -278,7 +278,7 @@ def _answering(answer: _Answer, view: MemDesc, cta: int, barrier: Barrier) -> Ca
 
 @tasked("ttng.clc_load_result")
 def _answer(op: Op) -> Callable[..., Any]:
-    """The answer as one value: both halves, as Python's integers."""
+    """Load the answer as one value: both halves as Python ints."""
 
     def run(task: Any, view: MemDesc) -> Any:
         bits, missing = view.buffer.read(task.access(view, False), task.clock)
@@ -295,7 +295,7 @@ def _is_cancelled(op: Op) -> Callable[..., Any]:
 
 @plain("ttng.clc_get_program_id")
 def _cancelled_id(op: Op) -> Callable[..., Any]:
-    """The place of the cancelled program; undefined if none was."""
+    """Return the place of the cancelled program; undefined if none was."""
     half, shift = {"x": (0, 32), "y": (1, 0), "z": (1, 32)}[op.text.rpartition(",")[2].strip()]
     text = f"{op.where} takes a program's place from an answer that has cancelled none"
 

@@ -61,7 +61,7 @@ def _if(op: Op) -> Callable[..., Any]:
 
 
 def evaluate_or_run(task: Any, block: Any, registers: list[Any]) -> list[Any] | None:
-    """The results of a block that only computes; None if it reads a pending result, which run_block reports."""
+    """Compute a block that only computes; None if it reads a pending result, which run_block reports."""
     from ..machine.pending import PendingRead
 
     try:
@@ -121,14 +121,14 @@ def _while(op: Op) -> Callable[..., Any]:
 
 
 class Loop:
-    """A `while` that a role goes round: where it stands."""
+    """The state of a `while` loop that a role repeats."""
 
     def __init__(self, op: Op, registers: list[Any], around: Loop | None) -> None:
         self.op, self.around, self._registers = op, around, registers
         self.still: tuple[int, int] | None = None  # the state in which a round changed nothing
 
     def reason(self, task: Any) -> str:
-        """Why it goes round: what it reads, and what is there."""
+        """Say why it repeats: what it reads, and the value there."""
         reads = [self._read(task, op) for region in self.op.regions for op in walk(region)]
         found = list(dict.fromkeys(read for read in reads if read))
         if not found:
@@ -136,7 +136,7 @@ class Loop:
         return f"that reads {', '.join(found[:4])}" + (f" and {len(found) - 4} more" if len(found) > 4 else "")
 
     def _read(self, task: Any, op: Op) -> str:
-        """What an operation of the loop has read last; nothing if it reads no memory or has not run."""
+        """Say what an operation of the loop has read last; empty if it reads no memory or has not run."""
         place = self._registers[op.ins[0]] if op.name in _READING else None
         line = f"line {op.frames[0].line}" if op.frames else "an unknown line"
         if isinstance(place, MemDesc):
@@ -158,7 +158,7 @@ class Loop:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Whether two values of a loop are the same bits; false if that cannot be said."""
+    """Whether two values of a loop have equal bits; False if unknown."""
     if value is other:
         return True
     if not (isinstance(value, _NUMBERS) and isinstance(other, _NUMBERS)):
@@ -168,7 +168,7 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def settled(task: Any, op: Op, condition: Any) -> Any:
-    """A loop's condition as a value, also of one that must not be used: that is reported."""
+    """Return a loop's condition as a value; reports one that must not be used."""
     if not isinstance(condition, Unusable):
         return condition
     task.op = op
@@ -178,7 +178,7 @@ def settled(task: Any, op: Op, condition: Any) -> Any:
 
 @flow("scf.execute_region")
 def _region(op: Op) -> Callable[..., Any]:
-    """A region that runs once, such as a stage of a pipeline of warps."""
+    """Run a region once, such as a stage of a pipeline of warps."""
     count = len(op.outs)
 
     def run(task: Any, registers: list[Any]) -> Any:

@@ -53,7 +53,7 @@ def _copy(op: Op) -> Callable[..., Any]:
 
 
 def _write_where(access: Access, clock: Clock, bits: np.ndarray, mask: np.ndarray) -> None:
-    """AMD's copies by pointers skip the lanes whose mask is off and leave there what was; cp.async writes zeros."""
+    """Write only where the mask is on, as AMD's copies by pointers do; cp.async writes zeros elsewhere."""
     view = access.view
     view.buffer.touch(access, clock)
     np.copyto(view.array[0], bits, where=mask)
@@ -89,8 +89,8 @@ def _wait(op: Op) -> Callable[..., Any]:
 
 @blocking("ttng.async_copy_mbarrier_arrive")
 def _arrive_behind(op: Op) -> Callable[..., Any]:
-    """An arrival of every thread on an mbarrier when its copies so far are done. The phase counts them beside its own
-    arrivals, unless `noIncrement`."""
+    """Let every thread arrive on an mbarrier when its copies so far are done. The phase counts these arrivals in
+    addition to its own, unless `noIncrement`."""
     counted = not op.flag("noIncrement")
 
     def run(task: Any, view: MemDesc) -> Any:

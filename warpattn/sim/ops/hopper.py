@@ -50,7 +50,7 @@ def _make_descriptor(op: Op) -> Callable[..., Any]:
 
 @blocking("ttng.async_tma_copy_global_to_local")
 def _copy_in(op: Op) -> Callable[..., Any]:
-    """A copy of each CTA into its part of a tile; `multicast`: the first of those with equal parts copies for all."""
+    """Copy into each CTA's part of a tile; `multicast`: the first CTA of those with equal parts copies for all."""
     kind = op.inputs[0]
     rank = (len(op.operands) - 2) // 2 if kind.of_pixels else len(kind.shape or ())
     box = _boxes(op)
@@ -77,7 +77,7 @@ def _copy_in(op: Op) -> Callable[..., Any]:
 
 
 def _boxes(op: Op) -> Callable[[tuple, int], tuple[tuple, tuple[int, ...] | None]]:
-    """Where the box of a CTA begins, and its shape (None: the descriptor's); coordinates are read when it is issued."""
+    """Return a CTA's box: start and shape (None: the descriptor's); coordinates are read when the copy is issued."""
     kind = op.inputs[0]
     parts, shape = parts_of(op, kind), local(op, kind).shape
     if parts is None:
@@ -95,8 +95,8 @@ def _by_tma(agent: Agent) -> Toucher:
 def _landing(
     task: Any, descriptor: Descriptor, box: tuple[tuple, Any, tuple], target: tuple[MemDesc, int, Barrier]
 ) -> Callable[[Agent], None]:
-    """A copy of a box (its begin, shape and, of pixels, offsets) to the tile of a CTA that completes its bytes on a
-    barrier."""
+    """Return the work of a copy of a box (start, shape, offsets of pixels) to a CTA's tile, which completes its bytes
+    on a barrier."""
     (first, shape, offsets), (view, cta, barrier) = box, target
 
     def body(agent: Agent) -> None:
@@ -114,7 +114,7 @@ def _landing(
 
 @blocking("ttng.async_tma_gather")
 def _gather(op: Op) -> Callable[..., Any]:
-    """A copy of rows by their numbers into a tile; rows outside of the tensor are zeros."""
+    """Copy rows by number into a tile; rows outside of the tensor are zeros."""
 
     def run(task: Any, descriptor: Descriptor, rows: Any, column: int, *rest: Any) -> Any:
         yield from task.machine.pause()
@@ -137,7 +137,7 @@ def _gather(op: Op) -> Callable[..., Any]:
 
 @blocking("ttng.async_tma_scatter")
 def _scatter(op: Op) -> Callable[..., Any]:
-    """The rows of a tile to rows by their numbers; those beyond the tensor's end are dropped."""
+    """Copy the rows of a tile to rows by number; those beyond the tensor's end are dropped."""
 
     def run(task: Any, descriptor: Descriptor, rows: Any, column: int, view: MemDesc) -> Any:
         yield from task.machine.pause()
@@ -186,7 +186,7 @@ def _store(
 
 @blocking("ttng.async_tma_copy_local_to_global", "ttng.async_tma_reduce")
 def _copy_out(op: Op) -> Callable[..., Any]:
-    """Of CTAs that have copies of a tile each one stores it: that is one store if their bits are the same."""
+    """Copy a tile out. All CTAs with copies of the tile store it: equal bits count as one store."""
     box, rank = _boxes(op), len(op.inputs[0].shape or ())
     copies = 0 if op.ctas is None else op.ctas.split(op.inputs[0]).copies
     update = update_of(op) if op.name == "ttng.async_tma_reduce" else None
@@ -270,7 +270,7 @@ def _dot(op: Op) -> Callable[..., Any]:
 
 
 def _parts(op: Op) -> tuple[Callable[[Any, int], Any], Callable[[Any, int], Any]]:
-    """What takes a CTA's part out of the first operand, and what puts its part of the product in place."""
+    """Return functions that extract a CTA's part of the first operand, and that place its part of the product."""
     if op.ctas is None:
         return (lambda a, cta: a), (lambda product, cta: product)
     a, b, result = (op.ctas.split(kind).parts for kind in (op.inputs[0], op.inputs[1], op.outputs[0]))
@@ -280,7 +280,7 @@ def _parts(op: Op) -> tuple[Callable[[Any, int], Any], Callable[[Any, int], Any]
 
 
 def _result(pending: Pending) -> Any:
-    """The value of a finished product; elements of operands that were never written are undefined."""
+    """Return the value of a finished product; elements that depend on unwritten operands are undefined."""
     return poisoned(pending.value(), pending.agent.missing)
 
 
@@ -292,7 +292,7 @@ def _operand(view: MemDesc, agent: Agent) -> tuple[np.ndarray, Missing | None]:
 
 
 def multiplier(a: str, b: str, result: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Matrix product with exact products and fp32 (or int32) sums, as the tensor core's operand types ask for."""
+    """Return a matrix product with exact products and fp32 (or int32) sums, by the tensor core's operand types."""
     if result == "i32":
         return lambda x, y: (x.astype(np.int64) @ y.astype(np.int64)).astype(np.int32)
     if a == "f32" and b == "f32":
@@ -301,7 +301,7 @@ def multiplier(a: str, b: str, result: str) -> Callable[[np.ndarray, np.ndarray]
 
 
 def _tf32(x: np.ndarray) -> np.ndarray:
-    """float32 with the mantissa cut to ten bits, as the tensor core reads it."""
+    """Cut float32 to ten mantissa bits, as the tensor core does."""
     return (np.ascontiguousarray(x).view(np.uint32) & 0xFFFFE000).view(np.float32)
 
 
@@ -333,7 +333,7 @@ def _dot_wait(op: Op) -> Callable[..., Any]:
 
 @plain("tt.dot")
 def _tt_dot(op: Op) -> Callable[..., Any]:
-    """A synchronous product of register operands."""
+    """Compute a synchronous product of register operands."""
     a, b, result = op.inputs[0].elem, op.inputs[1].elem, op.outputs[0].elem
     exact = "inputPrecision = tf32" not in op.text
     multiply = np.matmul if exact and result != "i32" else multiplier(a, b, result)

@@ -1,7 +1,7 @@
 """Functions of libdevice and OCML, which kernels call by symbol: computed in fp64 and rounded once.
 
-`__nv_sinf` and `__ocml_sin_f32` are `sin`. What is listed here is exact to the last bit or two of fp32, where the
-libraries promise a few units; functions that round in a direction of their choice (`__nv_fadd_rz`) are refused.
+`__nv_sinf` and `__ocml_sin_f32` are `sin`. Functions here are exact to the last bit or two of fp32, where the libraries
+promise a few units; functions with a directed rounding (`__nv_fadd_rz`) are refused.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ..ir.formats import as_register, register_dtype
 from ..ir.module import Op
 from ..machine.registry import plain
 
-# Of f in "__nv_fast_f": the approximation has the same name.
+# Prefixes of a function's name; a fast approximation counts as the function.
 _PREFIXES = re.compile(r"__nv_(?:fast_)?|__ocml_|__ockl_|__triton_hip_(?:fast_)?")
 _CONVERSION = re.compile(r"(?:float|double)2(?:u?int|u?ll)_r([ndzu])")
 _ROUNDED = {"n": np.rint, "d": np.floor, "u": np.ceil, "z": np.trunc}
 
 
 def _special(name: str) -> Callable[[np.ndarray], np.ndarray]:
-    """A function of torch.special, on arrays."""
+    """Return a function of torch.special, on arrays."""
 
     def function(x: np.ndarray) -> np.ndarray:
         import torch
@@ -89,7 +89,7 @@ def _called(op: Op) -> Callable[..., Any]:
 
 
 def function_of(symbol: str) -> tuple[str, Callable[..., Any] | None]:
-    """(name, function) of a symbol; None for one that is not known."""
+    """Return (name, function) of a symbol; function None if it is unknown."""
     name = _PREFIXES.sub("", symbol, count=1)
     name = re.sub(r"_f(32|64)$", "", name)
     conversion = _CONVERSION.fullmatch(name)

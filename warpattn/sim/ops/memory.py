@@ -20,7 +20,7 @@ from ..memory.shared import MemDesc, SharedBuffer
 
 
 def pointee(kind: Type) -> Type:
-    """The type that loading through a pointer type gives."""
+    """Return the type that loading through a pointer type gives."""
     scalar = parse_type(kind.pointee)
     if kind.kind == "scalar":
         return scalar
@@ -28,7 +28,7 @@ def pointee(kind: Type) -> Type:
 
 
 def lanes_of(pointers: Any, mask: Any) -> tuple[np.ndarray, np.ndarray | None]:
-    """Addresses as an array, and which of them count (None: all)."""
+    """Return addresses as an array, and which of them count (None: all)."""
     addresses = np.asarray(pointers, np.int64)
     if mask is None:
         return addresses, None
@@ -58,9 +58,9 @@ def _load(op: Op) -> Callable[..., Any]:
 def load_pointers(
     memory: GlobalMemory, who: Toucher, kind: Type, pointers: Any, mask: Any, other: Any, chance: Random | None = None
 ) -> Any:
-    """The values at the addresses; `other`, or 0, where the mask is off or the address belongs to no tensor.
+    """Load the values at addresses; `other`, or 0, where the mask is off or the address belongs to no tensor.
 
-    With `chance`, for a volatile load, anything where the preceding launch may still be writing: that is no race.
+    With `chance`, for a volatile load, elements that the preceding launch may still write are arbitrary, and no race.
     """
     addresses, wanted = lanes_of(pointers, mask)
     chosen = addresses.reshape(-1) if wanted is None else addresses[wanted]
@@ -78,7 +78,7 @@ def load_pointers(
 
 
 def _read(memory: GlobalMemory, part: Part, who: Toucher, kind: Type, chance: Random | None) -> np.ndarray:
-    """The values of a part; pointers as those of this run."""
+    """Read the values of a part; addresses become pointers of this run."""
     buffer, offsets, size = part.buffer, part.offsets, kind.itemsize
     bits, cells = bits_at(buffer, offsets, memory_dtype(kind.elem), size), cells_of(buffer, offsets, size)
     flux = None if chance is None else memory.in_flux(buffer, cells, who)
@@ -91,7 +91,7 @@ def _read(memory: GlobalMemory, part: Part, who: Toucher, kind: Type, chance: Ra
 
 
 def _anything(bits: np.ndarray, where: np.ndarray, chance: Random) -> np.ndarray:
-    """The bits with some of them left, replaced by a small number, or by any, as chance has it."""
+    """Randomly keep bits, or replace them by a small or any number."""
     found = bits.copy()
     for at in np.flatnonzero(where):
         size = chance.choice((0, 7, 8 * bits.itemsize))
@@ -101,14 +101,14 @@ def _anything(bits: np.ndarray, where: np.ndarray, chance: Random) -> np.ndarray
 
 
 def bits_at(buffer: Any, offsets: np.ndarray, dtype: Any, size: int) -> np.ndarray:
-    """The elements at bytes of a buffer."""
+    """Return the elements at byte offsets of a buffer."""
     if size == 1 or not np.count_nonzero(offsets & (size - 1)):
         return buffer.elements(dtype)[offsets >> (size.bit_length() - 1)]
     return buffer.bytes[offsets[:, None] + np.arange(size)].view(dtype)[:, 0]
 
 
 def cells_of(buffer: Any, offsets: np.ndarray, size: int) -> np.ndarray:
-    """The shadow's cells of the elements at bytes of a buffer."""
+    """Return the shadow's cells of the elements at byte offsets of a buffer."""
     if size <= buffer.granule:
         return offsets >> (buffer.granule.bit_length() - 1)
     return (offsets[:, None] // buffer.granule + np.arange(size // buffer.granule)).reshape(-1)
@@ -158,7 +158,7 @@ def _put(buffer: Any, offsets: np.ndarray, bits: np.ndarray, size: int) -> None:
 
 @tasked("tt.int_to_ptr", "tt.ptr_to_int")
 def _pointer(op: Op) -> Callable[..., Any]:
-    """Integers are addresses of the caller's memory, as in the tables that the caller makes."""
+    """Convert an integer, an address of the caller's memory, to a pointer."""
     kind, to_pointer = op.outputs[0], op.name == "tt.int_to_ptr"
 
     def run(task: Any, value: Any) -> Any:
@@ -191,7 +191,7 @@ def _local_alloc(op: Op) -> Callable[..., Any]:
 
 
 def allocation_name(op: Op) -> str:
-    """What reports call an allocation."""
+    """Return the name of an allocation in reports."""
     return op.label or op.results[0].lstrip("%").partition("#")[0]
 
 

@@ -1,4 +1,4 @@
-"""What a kernel says: `device_print` prints, a `device_assert` that fails is a finding."""
+"""Messages of a kernel: `device_print` prints, a `device_assert` that fails is a finding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _print(op: Op) -> Callable[..., Any]:
 
 
 def _shown(value: np.ndarray, hexadecimal: bool) -> str:
-    """A value as people read it; integers in hexadecimal where the kernel wants it."""
+    """Format a value; integers in hexadecimal if the kernel says so."""
     if not hexadecimal or value.dtype.kind == "f":
         return np.array2string(value, threshold=64)
     bits = 8 * value.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Reductions and scans: along an axis with any combining function.
+"""Reductions and scans along an axis with any combining function.
 
 A combiner that is one operation of NumPy runs as such; any other is evaluated on whole slices, halving the axis, so it
 costs a handful of array operations and not one per element.
@@ -27,7 +27,7 @@ _UNROLLED = 8  # NumPy is slow on axes as short as this
 
 
 def _ufunc(op: Op) -> np.ufunc | None:
-    """The ufunc that the body amounts to, if it is a single operation of both arguments."""
+    """Return the ufunc equal to the body, if that is a single operation of both arguments."""
     body = op.regions[0]
     narrow = any(kind.is_float and kind.bits < 32 for kind in op.inputs)
     if len(body.ops) != 2 or len(body.arguments) != 2 or narrow or op.inputs[0].elem == "i1":

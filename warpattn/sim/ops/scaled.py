@@ -1,8 +1,8 @@
-"""Matrix products of microscaled operands (OCP MX, nvfp4), and conversions of them: blocks along K share a scale.
+"""Matrix products and conversions of microscaled operands (OCP MX, nvfp4): blocks along K share a scale.
 
-fp8 has one element in a byte; e2m1 (fp4) two, the first in the low half. A scale is eight bits of exponent (e8m0), with
-nvfp4 a number in e4m3. On sm_100 operands are in shared memory and scales in tensor memory; tcgen05 reads all of them
-when it runs.
+fp8 has one element per byte; e2m1 (fp4) two, the first in the low half. A scale is eight bits of exponent (e8m0), with
+nvfp4 a number in e4m3. On sm_100 operands are in shared memory and scales in tensor memory; tcgen05 reads them when it
+runs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _dot_scaled(op: Op) -> Callable[..., Any]:
 
 
 def _scaled(op: Op) -> tuple[str, str]:
-    """The formats of both operands."""
+    """Return the formats of both operands."""
     spelled = re.search(r"lhs = (\w+) rhs = (\w+)", op.text)
     if spelled is None:
         raise op.error("the formats of its operands are not understood")
@@ -92,7 +92,7 @@ def _mma_scaled(op: Op) -> Callable[..., Any]:
 
 
 def _rows(missing: Missing | None, scale: Missing | None) -> Missing | None:
-    """The rows [rows, 1] of an operand that are undefined, by an element or by a scale."""
+    """Return the rows [rows, 1] of an operand with an undefined element or scale."""
     parts = [each.at(each.where.any(1, keepdims=True)) for each in (missing, scale) if each is not None]
     return either(*parts) if len(parts) == 2 else parts[0] if parts else None
 
@@ -102,7 +102,7 @@ def _turned(missing: Missing | None) -> Missing | None:
 
 
 def _values(x: np.ndarray, name: str, scale: np.ndarray | None) -> np.ndarray:
-    """An operand [rows, K] as numbers, with its scales [rows, K / block] applied."""
+    """Return an operand [rows, K] as numbers, with its scales [rows, K / block] applied."""
     if name == "e2m1":
         x = _FP4[_nibbles(x, 1)]
     if scale is None:
@@ -111,14 +111,14 @@ def _values(x: np.ndarray, name: str, scale: np.ndarray | None) -> np.ndarray:
 
 
 def _nibbles(x: np.ndarray, axis: int) -> np.ndarray:
-    """Both halves of each byte, the low one first, side by side along an axis."""
+    """Unpack both halves of each byte, the low one first, along an axis."""
     codes = np.moveaxis(x.view(np.uint8), axis, -1)
     halves = np.stack((codes & 15, codes >> 4), -1).reshape(*codes.shape[:-1], -1)
     return np.moveaxis(halves, -1, axis)
 
 
 def _factors(scale: np.ndarray) -> np.ndarray:
-    """Scales as numbers: they are such (e4m3, or bf16 on gfx942), or bits in e8m0."""
+    """Return scales as numbers: unchanged (e4m3, or bf16 on gfx942), or decoded from e8m0."""
     if scale.dtype == np.float32:
         return scale
     codes = scale.view(np.uint8).astype(np.int32)
@@ -127,7 +127,7 @@ def _factors(scale: np.ndarray) -> np.ndarray:
 
 @plain("ttg.fp4_to_fp", "amdg.scaled_upcast_fp4", "amdg.scaled_upcast_fp8")
 def _upcast(op: Op) -> Callable[..., Any]:
-    """Packed fp4, or fp8, as wider floats, with a scale for each element or without."""
+    """Convert packed fp4, or fp8, to wider floats, with a scale for each element or without."""
     packed, kind = "fp4" in op.name, op.outputs[0]
     axis, narrow = op.integer("axis", 0) if packed else 0, rounder(kind.elem)
 
@@ -141,7 +141,7 @@ def _upcast(op: Op) -> Callable[..., Any]:
 
 @tasked("amdg.local_load_packed_transposed")
 def _load_repacked(op: Op) -> Callable[..., Any]:
-    """fp4 that is packed along rows or columns in shared memory, packed along K in registers."""
+    """Load fp4 that is packed along rows or columns in shared memory, and pack it along K."""
     before, after = op.inputs[0].shape or (), op.outputs[0].shape or ()
     axes = [axis for axis, (n, m) in enumerate(zip(before, after, strict=True)) if n != m]
     if len(axes) != 2:
@@ -157,12 +157,12 @@ def _load_repacked(op: Op) -> Callable[..., Any]:
 
 
 def _packed(codes: np.ndarray, axis: int) -> np.ndarray:
-    """Neighbours along an axis in one byte, the first in the low half."""
+    """Pack neighbours along an axis into one byte, the first in the low half."""
     pairs = np.moveaxis(codes, axis, -1)
     return np.moveaxis(pairs[..., ::2] | pairs[..., 1::2] << 4, -1, axis)
 
 
 def _repacked(where: np.ndarray, wide: int, packed: int) -> np.ndarray:
-    """Which bytes have a half of a marked one."""
+    """Return which bytes contain a half of a marked byte."""
     pairs = np.moveaxis(np.repeat(where, 2, wide), packed, -1)
     return np.moveaxis(pairs[..., ::2] | pairs[..., 1::2], -1, packed)

@@ -1,4 +1,4 @@
-"""Shapes and programs' places in the grid: no value changes, elements only move."""
+"""Shape operations, which only move elements, and programs' places in the grid."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _splat(op: Op) -> Callable[..., Any]:
 
 @plain("tt.unsplat")
 def _unsplat(op: Op) -> Callable[..., Any]:
-    """The only element; its type is printed as that of the tensor, so what is left of the shape says what it is."""
+    """Return the only element; its type is printed as the tensor's, so the shape tells what it is."""
     elem, rank = op.inputs[0].elem, len(op.inputs[0].shape or ())
     scalar = Type("scalar", elem, None, elem)
 
@@ -135,7 +135,7 @@ def _program(op: Op) -> Callable[..., Any]:
     "tt.grid_dependency_launch_dependents",
 )
 def _nothing(op: Op) -> Callable[..., Any]:
-    return lambda *_: None  # the warps of a role go in step here
+    return lambda *_: None  # the warps of a role run in lockstep here
 
 
 @tasked("ttg.local_gather")
@@ -152,7 +152,7 @@ def _local_gather(op: Op) -> Callable[..., Any]:
 
 @tasked("ttg.local_scatter")
 def _local_scatter(op: Op) -> Callable[..., Any]:
-    """The rest of the tile is read and written as it is."""
+    """Scatter into a tile; the rest of the tile is read and written unchanged."""
     elem, axis = op.inputs[0].elem, int(re.findall(r"axis = (\d+)", op.text)[0])
 
     def run(task: Any, view: MemDesc, index: Any, value: Any) -> None:

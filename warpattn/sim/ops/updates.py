@@ -1,9 +1,9 @@
-"""Atomic operations, and what a TMA reduction makes of the element in memory and the one that arrives.
+"""Atomic operations, and how a TMA reduction combines an element in memory with one that arrives.
 
 The lanes of an atomic operation run one after the other, each ordered after what the role knows and after what its own
-address has released; what they learn and release together counts once they are done.
+address has released; the role learns and releases for all lanes once they are done.
 
-Which types a reduction takes the compiler checks. A descriptor knows the sign of its integers, unlike all other types.
+The compiler checks the types of reductions. Only descriptors know the sign of their integers.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _atomic_store(op: Op) -> Callable[..., Any]:
 
 
 def _listed(values: Any, pointers: Any, kind: Type) -> list:
-    """A value for each pointer: floats as NumPy has them, integers as Python's."""
+    """List a value for each pointer: floats as NumPy scalars, integers as Python ints."""
     wide = np.asarray(values, register_dtype(kind.elem))
     if wide.shape != np.shape(pointers):
         wide = np.broadcast_to(wide, np.shape(pointers))
@@ -108,8 +108,8 @@ def _atomic(
     update: Callable[[Any, int], Any] | None,
     how: str = "atomic",
 ) -> Any:
-    """One element after the other; the old values. Without an update it only looks ("poll"); an acquire that
-    reads a "store" sees nothing of what was released there before; a "sum" rounds."""
+    """Update one element after the other; return the old values. Without an update it only reads ("poll"); an acquire
+    that reads a "store" does not get what was released there before; a "sum" rounds."""
     addresses, wanted = lanes_of(pointers, mask)
     flat = addresses.reshape(-1).tolist()
     spots = range(len(flat)) if wanted is None else np.flatnonzero(wanted).tolist()
@@ -146,14 +146,14 @@ def _atomic(
 
 
 def _acquire(task: Any, releases: Iterable[Release]) -> None:
-    """A role learns what was released: the newest first, which mostly knows the others."""
+    """Let a role learn what was released, the newest first, since that mostly includes the others."""
     for release in sorted(releases, key=lambda release: -release.packed):
         if release.packed < 0 or not task.clock.knows(release.packed >> 32, release.packed & EPOCH):
             task.clock.join(release.clock)
 
 
 def _release(task: Any, alone: bool, reached: dict[tuple[int, int], GlobalBuffer]) -> None:
-    """Addresses release what a role knows; `alone`: it has not acquired what they released before, so that is added."""
+    """Let addresses release what a role knows; `alone`: also what they released before, which it has not acquired."""
     mine = Release(task.lane << 32 | task.clock.epoch(task.lane), task.clock.copy())
     for (_, at), buffer in reached.items():
         before = buffer.released.get(at) if alone else None
@@ -173,7 +173,7 @@ class PollWait(Wait):
         self.part, self.kind, self.wanted = part, kind, wanted
 
     def found(self) -> np.ndarray:
-        """What the elements hold."""
+        """Return the elements' values."""
         bits = bits_at(self.part.buffer, self.part.offsets, memory_dtype(self.kind.elem), self.kind.itemsize)
         return decode(bits, self.kind.elem)
 
@@ -219,7 +219,7 @@ _FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {
 
 
 def update_of(op: Op) -> Update:
-    """How an `async_tma_reduce` combines the bits in memory with those of its tile."""
+    """Return how an `async_tma_reduce` combines the bits in memory with those of its tile."""
     name, kind = op.text.partition(",")[0].strip(), op.inputs[0]
     if name not in _FUNCTIONS:
         raise op.error(f"the reduction {name!r} by TMA is not simulated")

@@ -1,7 +1,7 @@
-"""A resource that many draw on at once, such as the banks of shared memory: each slice of time has so much to give.
+"""A resource with concurrent users, such as the banks of shared memory: each slice of time has a fixed capacity.
 
 slice    │ 0 ··· 63 │ 64 ·· 127 │ 128 · 191 │
-given    │ ████████ │ ███       │           │   the next request gets what is left, from its start on
+used     │ ████████ │ ███       │           │   the next request gets the free rest, from its start on
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ SLICE = 64.0  # cycles
 
 
 class Drawn(NamedTuple):
-    """When a request has been served, and the times at which the resource worked for it."""
+    """When a request is finished, and the times at which the resource worked for it."""
 
     end: float
     pieces: list[tuple[float, float]]
 
 
 class Bandwidth:
-    """What slices of time have given, in cycles of the whole resource."""
+    """The used capacity of slices of time, in cycles of the whole resource."""
 
     def __init__(self) -> None:
         self.given: defaultdict[int, float] = defaultdict(float)

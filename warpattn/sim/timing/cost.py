@@ -1,9 +1,9 @@
-"""What operations cost: rates and latencies of a chip as data with their sources, and what each operation asks for.
+"""Costs of operations: a chip's rates and latencies with their sources, and the price of each operation.
 
     operation ─ price ─▶ Price: cycles on engines (as if one role had the SM for itself), cycles of latency after them
 
-An engine works for all roles of a program in the order in which they ask. Numbers are per SM and clock cycle. Nothing
-here knows a kernel or a shape; what the predictions are worth is measured by `python -m bench.model`.
+An engine serves all roles of a program in the order of their requests. Numbers are per SM and clock cycle. Nothing here
+depends on a kernel or shape; `python -m bench.model` measures how good the predictions are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..ir.module import Block, Op
 from ..ir.valuetypes import Type, parse_type
 
 WARP = 32
-BANKS = "shared memory"  # the engine that serves many at once, see `bandwidth`
+BANKS = "shared memory"  # the engine with concurrent users, see `bandwidth`
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ SM90 = Chip(
         "tensor core": 60,
         "tensor core issue": 30,
         "tensor core wait": 20,
-        "operand in registers": 4,  # more for each instruction whose left operand is there
+        "operand in registers": 4,  # extra for each instruction whose left operand is in registers
         "mbarrier wait": 60,  # with the barrier of the role's warps that Triton puts before it
         "mbarrier arrive": 10,
         "named barrier": 25,
@@ -165,7 +165,7 @@ _LATENCY = {
 
 
 class Price(NamedTuple):
-    """Cycles that an operation keeps engines busy, each beside the other, and the latency that follows."""
+    """Cycles that an operation keeps engines busy, in parallel, and the latency that follows."""
 
     engines: tuple[tuple[str, float], ...] = ()
     latency: float = 0.0
@@ -178,14 +178,14 @@ _STEP = 256  # bits of a row of A that an instruction multiplies
 
 
 def chip_of(target: str) -> Chip:
-    """The chip of a TTGIR target; SimulationError if there is no cost model for it."""
+    """Return the chip of a TTGIR target; raises SimulationError if it has no cost model."""
     if target not in CHIPS:
         raise SimulationError(f"there is no cost model for {target}; timing knows {', '.join(sorted(CHIPS))}")
     return CHIPS[target]
 
 
 def prices(block: Block, chip: Chip, constants: frozenset[str] = frozenset()) -> dict[int, Price]:
-    """Prices of the operations of a block and of its regions, by their `uid`; operations without one are free."""
+    """Return prices of the operations of a block and its regions by `uid`; operations without one are free."""
     found: dict[int, Price] = {}
     fused = _fused(block)
     constants |= {name for op in block.ops if op.name == "arith.constant" for name in op.results}
@@ -200,7 +200,7 @@ def prices(block: Block, chip: Chip, constants: frozenset[str] = frozenset()) ->
 
 
 def _fused(block: Block) -> set[int]:
-    """Multiplications of tensors whose only use is an addition: the compiler makes one fused multiply-add of both."""
+    """Return multiplications of tensors whose only use is an addition: both become one fused multiply-add."""
     users: dict[str, list[Op]] = {}
     for op in block.ops:
         for name in op.operands:
@@ -210,7 +210,7 @@ def _fused(block: Block) -> set[int]:
 
 
 def price_of(op: Op, chip: Chip, constants: frozenset[str] = frozenset()) -> Price:
-    """The price of one operation for the role that executes it; `constants` are names of values known in advance."""
+    """Return the price of an operation for the role that executes it; `constants`: names of known values."""
     name = op.name
     if name in _FREE or not (op.inputs or op.outputs or name in _LATENCY or "asm" in name):
         return FREE
@@ -259,7 +259,7 @@ def _on(engine: str, lanes: float, chip: Chip, latency: float | None = None) -> 
 
 
 def _assembly(op: Op, chip: Chip) -> Price:
-    """Inline assembly: its slowest known instruction decides."""
+    """Price inline assembly by its slowest known instruction."""
     text = op.strings[0]
     if "bar.sync" in text or "bar.arrive" in text or "barrier" in text.split()[0]:
         return Price((), chip.latencies["named barrier"] if "sync" in text else chip.latencies["scalar"])
@@ -276,7 +276,7 @@ def _assembly(op: Op, chip: Chip) -> Price:
 
 
 def _reduction(op: Op, chip: Chip) -> Price:
-    """One operation per element; where fewer results than lanes remain, shuffles between lanes as well."""
+    """Price one operation per element; if fewer results than lanes remain, also shuffles between lanes."""
     elements, results = math.prod(op.inputs[0].shape or (1,)), math.prod(op.outputs[0].shape or (1,))
     if elements < WARP and results == 1:
         return Price((), chip.latencies["tensor"])
@@ -290,15 +290,15 @@ def _reduction(op: Op, chip: Chip) -> Price:
 
 
 def _conversion(op: Op, chip: Chip) -> Price:
-    """A change of layout: free where registers stay, else once through shared memory and back."""
+    """Price a layout change: free if registers stay, else a write to and a read from shared memory."""
     kind = op.outputs[0]
     if "dot_op" in kind.text or math.prod(kind.shape or (1,)) <= 8 * WARP or "linear" in op.inputs[0].text + kind.text:
-        return FREE  # spelled by the kernel's author to be without movement, or too small to matter
+        return FREE  # declared by the kernel's author as free of movement, or too small to matter
     return Price(((BANKS, 2 * _bytes(kind) / chip.rates[BANKS]),), 2 * chip.latencies[BANKS])
 
 
 def product(op: Op, chip: Chip) -> Price:
-    """A matrix product on the tensor core; operands of n bits run at 16 / n of the 16-bit rate."""
+    """Price a matrix product on the tensor core; operands of n bits run at 16 / n of the 16-bit rate."""
     (m, k), n = (op.inputs[0].shape or (1, 1))[-2:], (op.inputs[1].shape or (1, 1))[-1]
     rate = chip.rates["tensor core"] * 16 / op.inputs[0].bits
     engines = [("tensor core", 2 * m * n * k / rate)]
@@ -311,8 +311,8 @@ def product(op: Op, chip: Chip) -> Price:
 
 
 def _operand_bytes(op: Op, m: int, n: int) -> float:
-    """Bytes that the instructions of a product read of shared memory: each reads its rows of A, unless they are in
-    registers or tensor memory, and all columns of B."""
+    """Return the bytes of shared memory that a product's instructions read: each reads its rows of A, unless they are
+    in registers or tensor memory, and all columns of B."""
     rows, columns = _READING[op.name]
     a, b = op.inputs[:2]
     in_shared = a.kind == "memdesc" and "tensor_memory" not in a.text
@@ -320,13 +320,13 @@ def _operand_bytes(op: Op, m: int, n: int) -> float:
 
 
 def asynchronous(op: Op, engine: str, second: bool, chip: Chip) -> Price:
-    """What the work that `op` has started asks for; `second`: the part of a store that follows reading."""
+    """Price the work that `op` has started; `second`: the part of a store after reading."""
     if engine in PRODUCTS:
         return product(op, chip)
     if "commit" in engine:
         return Price((), chip.latencies["mbarrier arrive"])
     views = [kind for kind in (*op.inputs, *op.outputs) if kind.kind == "memdesc" and kind.elem != "i64"]
-    bare = re.search(r"-> (<[^>]*>)", op.raw)  # AMD's copies spell only what stands inside a memdesc
+    bare = re.search(r"-> (<[^>]*>)", op.raw)  # AMD's copies print only the inside of a memdesc
     if not views and bare:
         views = [parse_type(f"!ttg.memdesc{bare[1]}")]
     moved = sum(_bytes(kind) for kind in views[:1])

@@ -1,8 +1,8 @@
-"""Writes down what the roles of a run do, so that `replay` can say when they would do it.
+"""Records what the roles of a run do, so that `replay` can compute when they would do it.
 
-The run itself is untouched: a module of its own is linked, whose operations report to the queue of asynchronous work,
-and a run without timing has none of this. Who waits for whom needs no record: after an operation, whatever a role's
-vector clock knows more than before is what the operation has waited for.
+Runs without timing are not affected: a separate module is linked, whose operations report to the queue of asynchronous
+work. Waits need no record: what a role's vector clock has learned during an operation is what the operation waited
+for.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Log:
 
 
 class Recorder(Queue):
-    """The queue of asynchronous work, which also keeps the logs."""
+    """A queue of asynchronous work that also keeps the logs."""
 
     def __init__(self, schedule: str, rng: Random, recording: Recording) -> None:
         super().__init__(schedule, rng)
@@ -80,7 +80,7 @@ class Recorder(Queue):
         self.acting: tuple[Log, Op] | None = None
 
     def add(self, agent: Agent) -> None:
-        """Note who has started what, and go on as without a record."""
+        """Note which role has started an agent, and add it as without a record."""
         if self.acting is not None:
             log, op = self.acting
             after = None if agent.after is None else (agent.after.lane, agent.after.epoch)
@@ -89,7 +89,7 @@ class Recorder(Queue):
         super().add(agent)
 
     def begin(self, task: Any, op: Op) -> Log:
-        """A role is about to execute an operation."""
+        """Note that a role is about to execute an operation."""
         log = self.logs.get(task.lane)
         if log is None:
             log = self.logs[task.lane] = Log(task)
@@ -103,7 +103,7 @@ class Recorder(Queue):
         return log
 
     def end(self, log: Log, task: Any, op: Op) -> None:
-        """The role has executed it."""
+        """Note that the role has executed it."""
         self._note(log, task, op, self.prices.get(op.uid, FREE))
         self.acting = None
 
@@ -122,7 +122,7 @@ class Recorder(Queue):
 
 @lru_cache(16)
 def recorded(text: str) -> Recording:
-    """A module of its own for a TTGIR text, whose operations report to a Recorder."""
+    """Link a separate module for a TTGIR text, whose operations report to a Recorder."""
     module = parse_module(text)
     chip = chip_of(module.target)
     for block in module.functions.values():
@@ -136,10 +136,10 @@ def recorded(text: str) -> Recording:
 
 
 def _hoist(block: Block) -> None:
-    """Waits for matrix products where ptxas puts them: above the arithmetic before them.
+    """Move waits for matrix products where ptxas puts them: above the arithmetic before them.
 
-    In the machine code of the sm_90 attention kernel (Triton 3.9), WARPGROUP.DEPBAR 0 stands above the exponentials of
-    its basic block, although the wait comes after them in TTGIR. Arithmetic that reads what is waited for stays behind.
+    In the machine code of the sm_90 attention kernel (Triton 3.9), WARPGROUP.DEPBAR 0 is above the exponentials of its
+    basic block, although the wait follows them in TTGIR. Arithmetic that reads the awaited results stays after it.
     """
     for op in list(block.ops):
         for region in op.regions:

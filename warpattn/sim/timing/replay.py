@@ -1,9 +1,9 @@
-"""When things would happen: the logs of a run replayed on the engines of a chip.
+"""Computes when things would happen by replaying the logs of a run on the engines of a chip.
 
     logs of roles ─▶ replay, always the role that is first in time ─▶ Timing: spans of roles and engines, in cycles
 
-Engines serve requests in order, but shared memory serves all at once: what one request leaves of its bytes a cycle,
-the next ones get. A program has an SM for itself; programs wait for a free one.
+Engines serve requests in order, but shared memory serves all at once: later requests get the bandwidth that earlier
+ones leave. A program has an SM for itself; programs wait for a free one.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .bandwidth import Bandwidth
 from .cost import BANKS, PRODUCTS, Chip, Price
 from .record import Event, Log, Started
 
-_PIECE = 32.0  # cycles that a role keeps an engine before another may have a turn
+_PIECE = 32.0  # cycles that a role keeps an engine before another may use it
 
 
 class Span(NamedTuple):
-    """Something that takes time. kind: work, wait, or busy (of an engine); `who` requested it, if an engine."""
+    """An interval. kind: work, wait, or busy (of an engine); `who`: the role that requested an engine's work."""
 
     lane: str
     start: float
@@ -37,7 +37,7 @@ class Span(NamedTuple):
 
 @dataclass
 class Timing:
-    """What a run would take, in cycles of an SM. `spans` are sorted by start within each lane."""
+    """The predicted times of a run, in cycles of an SM. `spans` are sorted by start within each lane."""
 
     chip: str
     cycles: float
@@ -46,15 +46,15 @@ class Timing:
     spans: list[Span] = field(default_factory=list, repr=False)
 
     def of(self, lane: str) -> list[Span]:
-        """The spans of a role or an engine."""
+        """Return the spans of a role or an engine."""
         return [span for span in self.spans if span.lane == lane]
 
     def busy(self, lane: str) -> float:
-        """Cycles in which a role works or an engine is busy."""
+        """Return the cycles in which a role works or an engine is busy."""
         return sum(span.end - span.start for span in self.spans if span.lane == lane and span.kind != "wait")
 
     def busiest(self, count: int = 3) -> list[tuple[str, float]]:
-        """The engines that are busy for most of the time, with their shares of it, the mean of all programs'."""
+        """Return the busiest engines, with the mean share of time of all programs."""
         lanes: dict[str, list[float]] = defaultdict(list)
         for lane in self.engines:
             lanes[lane.partition(" of program ")[0]].append(self.busy(lane) / self.cycles)
@@ -69,8 +69,8 @@ class _Role:
         self.log, self.label, self.sm = log, label, sm
         self.at = 0
         self.time = 0.0
-        self.asked = 0.0  # when the present event began
-        self.left: list[tuple[str, float]] | None = None  # work of the present event that is still to do
+        self.asked = 0.0  # when the current event began
+        self.left: list[tuple[str, float]] | None = None  # remaining work of the current event
         self.epoch = 0
 
 
@@ -124,7 +124,7 @@ class _Replay:
         heapq.heappush(self.heap, (role.time, self.count, role))
 
     def release(self) -> None:
-        """No role can continue, as in a run that ended in a deadlock: stop waiting."""
+        """Stop waiting when no role can continue, as after a deadlock."""
         for roles in self.parked.values():
             for role in roles:
                 role.time = max(role.time, self.last)
@@ -133,7 +133,7 @@ class _Replay:
         self.parked = {}
 
     def step(self, role: _Role) -> bool:
-        """Advance a role until its second request to an engine; returns whether it has ended."""
+        """Advance a role until its second request to an engine; return whether it has ended."""
         if role.at >= len(role.log.events):
             self.finish(role.log.lane, 1 << 60, role.time)
             return True
@@ -149,7 +149,7 @@ class _Replay:
         return False
 
     def work(self, role: _Role, event: Event, engine: str, cycles: float) -> None:
-        """A role keeps an engine busy, for a piece of what it has to do."""
+        """Keep an engine busy for a piece of a role's work."""
         assert role.left is not None
         slow = max(1.0, self.chip.quarters / role.log.warps)
         why = (event.op, role.label)
@@ -164,7 +164,7 @@ class _Replay:
             role.left.pop(0)
 
     def ready(self, role: _Role, event: Event) -> bool:
-        """Whether what an event needs has happened; parks the role otherwise."""
+        """Whether all that an event waits for has happened; parks the role if not."""
         role.asked = max(role.asked, role.time)
         begun = role.time
         for lane, epoch in event.needs:
@@ -183,7 +183,7 @@ class _Replay:
         return True
 
     def push_side(self, role: _Role, event: Event) -> None:
-        """Engines beside the slowest are kept busy for their part."""
+        """Keep engines other than the slowest busy for their part."""
         chosen = role.left[0][0] if role.left else ""
         for engine, cycles in event.price.engines:
             if engine == chosen or cycles < 1:
@@ -194,7 +194,7 @@ class _Replay:
                 self.reserve(role.sm, engine, role.time, cycles, (event.op, role.label))
 
     def complete(self, role: _Role, event: Event) -> None:
-        """The work of an event is done: start what it starts, and let others know."""
+        """Finish an event: start its asynchronous work, and publish its epoch."""
         role.time += event.price.latency
         if role.time > role.asked:
             self.span(Span(role.label, role.asked, role.time, "work", _name(event.op), _frames(event.op)))
@@ -208,7 +208,7 @@ class _Replay:
         self.push(role)
 
     def start(self, role: _Role, event: Event, started: Started) -> None:
-        """Asynchronous work: after what must come before it, on its engines. Products only queue for their engine; one
+        """Start asynchronous work on its engines, after its predecessors. Products only queue for their engine; one
         with an operand in registers holds the role until its last instruction has read it."""
         begin = role.time
         if started.engine not in PRODUCTS:
@@ -222,8 +222,8 @@ class _Replay:
             role.time = end
 
     def serve(self, sm: str, begin: float, started: Started, why: tuple[Op | None, str]) -> float:
-        """Reserve the engine of asynchronous work and, over its time, what it moves in shared memory; returns the end.
-        The engine is held until its bytes are there."""
+        """Reserve the engine of asynchronous work and its bandwidth of shared memory; return the end. The engine is
+        held until all bytes have been moved."""
         first = end = begin
         busy = [part for part in started.price.engines if part[0] != BANKS]
         for engine, cycles in busy:
@@ -238,7 +238,7 @@ class _Replay:
     def draw(
         self, sm: str, when: float, cycles: float, rate: float, why: tuple[Op | None, str], what: str = ""
     ) -> float:
-        """Move bytes in shared memory; returns when all have been moved."""
+        """Move bytes in shared memory; return when all have been moved."""
         op, who = why
         drawn = self.banks[sm].draw(when, cycles, rate)
         for start, end in drawn.pieces:
@@ -248,7 +248,7 @@ class _Replay:
     def reserve(
         self, sm: str, engine: str, when: float, cycles: float, why: tuple[Op | None, str], what: str = ""
     ) -> float:
-        """Take an engine for some cycles, as early as it is free; returns the start."""
+        """Reserve an engine for some cycles, as soon as it is free; return the start."""
         key = (sm, engine)
         start = max(when, self.free.get(key, 0.0))
         self.free[key] = start + cycles
@@ -257,7 +257,7 @@ class _Replay:
         return start
 
     def finish(self, lane: int, epoch: int, when: float) -> None:
-        """Every epoch of a lane up to `epoch` has ended by `when`."""
+        """Note that every epoch of a lane up to `epoch` has ended by `when`."""
         before = self.ends.get(lane, (0, 0.0))[0]
         if epoch - before < 1 << 20:
             for e in range(before + 1, epoch + 1):
@@ -268,7 +268,7 @@ class _Replay:
             self.push(role)
 
     def when(self, lane: int, epoch: int) -> float | None:
-        """When an epoch of a lane ended; None if it has not."""
+        """Return when an epoch of a lane ended; None if it has not."""
         last, time = self.ends.get(lane, (0, 0.0))
         return self.history.get((lane, epoch), time) if last >= epoch else None
 
@@ -294,7 +294,7 @@ def _frames(op: Op | None) -> tuple[Frame, ...]:
 
 
 def _merged(spans: list[Span]) -> list[Span]:
-    """Spans by lane and start; neighbours with the same name and line are one."""
+    """Sort spans by lane and start; join neighbours with the same name and line."""
     merged: list[Span] = []
     for span in sorted(spans, key=lambda s: (s.lane, s.start)):
         last = merged[-1] if merged else None
@@ -306,7 +306,7 @@ def _merged(spans: list[Span]) -> list[Span]:
 
 
 def replay(chip: Chip, logs: Iterable[Log]) -> Timing:
-    """What the logs of a run would take on a chip."""
+    """Predict the times of a run's logs on a chip."""
     return _Replay(chip, logs).run()
 
 

@@ -1,7 +1,7 @@
-"""Pictures of a run: what every role and engine did when, in cycles of the cost model.
+"""Draws a run: what every role and engine did when, in cycles of the cost model.
 
-attend_0     ███ work ░ wait ███████        a row per role: what it does, and what it waits for
-tensor core     ▓▓▓▓▓▓▓   ▓▓▓▓▓▓            a row per engine, in the colour of the role it works for
+attend_0     ███ work ░ wait ███████        a row per role: its work and waits
+tensor core     ▓▓▓▓▓▓▓   ▓▓▓▓▓▓            a row per engine, in the colour of the role that it serves
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ..errors import SimulationError
 from .replay import Span, Timing
 
-# What operations are about, by parts of their names; the first that fits.
+# Groups of operations by parts of their names; the first match counts.
 _GROUPS = (
     ("products", ("warp_group_dot", "tc_gen5", "dot", "mfma"), "#c44e52"),
     ("special functions", ("exp", "log", "sqrt", "rcp", "tanh", "divf", "sin", "cos"), "#8172b3"),
@@ -33,13 +33,13 @@ _HIDDEN = {"issue"}  # engines that say little in a picture
 
 
 class Window(NamedTuple):
-    """The cycles that a picture shows; without an end, so many that it can be read."""
+    """The cycles that a picture shows; without an end at most `_MOST`."""
 
     start: float = 0.0
     end: float | None = None
 
     def bounds(self, cycles: float) -> tuple[float, float]:
-        """First and last cycle for a run of `cycles`."""
+        """Return the first and last cycle for a run of `cycles`."""
         last = min(cycles, self.start + _MOST) if self.end is None else self.end
         if not 0 <= self.start < min(last, cycles):
             raise SimulationError(f"cycles {self.start:.0f} to {last:.0f} are none of the run's 0 to {cycles:.0f}")
@@ -47,7 +47,7 @@ class Window(NamedTuple):
 
 
 def timeline_svg(timing: Timing, program: tuple[int, int, int], window: Window) -> str:
-    """An SVG of one program: a row per role and engine; what a bar is shows in it, or on hovering."""
+    """Draw one program as SVG: a row per role and engine; a bar's label is in it or appears on hovering."""
     suffix = f" of program {program}" if any(" of program " in role for role in timing.roles) else ""
     if not suffix and program != (0, 0, 0):
         raise SimulationError(f"the run has no program {program}")
@@ -77,7 +77,7 @@ def timeline_svg(timing: Timing, program: tuple[int, int, int], window: Window) 
 
 
 def _share(spans: Iterable[Span], low: float, high: float) -> float:
-    """The part of the window in which something is done."""
+    """Return the part of the window with work."""
     return sum(max(0.0, min(s.end, high) - max(s.start, low)) for s in spans if s.kind != "wait") / (high - low)
 
 
@@ -98,7 +98,7 @@ def _frame(height: float, title: str) -> list[str]:
 
 
 def _grid(low: float, high: float, bottom: float) -> list[str]:
-    """Lines at round numbers of cycles."""
+    """Draw lines at round numbers of cycles."""
     raw = (high - low) / 8
     magnitude = 10 ** (len(str(max(1, int(raw)))) - 1)
     step = next(m * magnitude for m in (1, 2, 5, 10) if m * magnitude >= raw)
@@ -138,7 +138,7 @@ def _bar(span: Span, fill: str, box: tuple[float, float, float]) -> str:
 
 
 def _fitting(span: Span, width: float) -> str:
-    """The longest of the labels of a bar that has room."""
+    """Return the longest label that fits a bar."""
     line = f"{span.frames[0].file.rsplit('/', 1)[-1]}:{span.frames[0].line}" if span.frames else ""
     labels = [f"{span.name} {line}".strip(), line, line.partition(":")[2]]
     return next((label for label in labels if label and len(label) * _LETTER + 4 < width), "")
@@ -151,8 +151,7 @@ def _group(span: Span) -> tuple[str, str]:
 
 
 def _joined(spans: Iterable[Span], gap: float) -> list[Span]:
-    """Spans with those too thin to be seen, and the rest of a line's, made part of what is before them, where it is of
-    the same kind."""
+    """Join spans that are too thin to see, and those of one source line, with the preceding one of the same kind."""
     kept: list[Span] = []
     for span in spans:
         last = kept[-1] if kept else None
@@ -191,7 +190,7 @@ def _legend(y: float, colours: dict[str, str], suffix: str) -> list[str]:
 
 
 def chrome_trace(timing: Timing) -> dict[str, Any]:
-    """The trace format of Chrome and Perfetto: a process per program, a thread per lane, microseconds for cycles."""
+    """Make a trace for Chrome and Perfetto: a process per program, a thread per lane, microseconds for cycles."""
     lanes = [*timing.roles, *timing.engines]
     programs = {name: i for i, name in enumerate(dict.fromkeys(_program(lane) for lane in lanes))}
     threads = {lane: i for i, lane in enumerate(lanes)}
