@@ -97,7 +97,8 @@ def _only_element(x: Any) -> object:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which products have the dtype of their operands, also within a region of torch.autocast."""
+    """A context in which products have the dtype of their operands, also within a region of torch.autocast. There
+    `torch.cat` and its like fail, too, for 16-bit tensors of another type than the region's."""
     region = device.type != "meta" and torch.is_autocast_enabled(device.type)
     return torch.autocast(device.type, enabled=False) if region else nullcontext()
 
