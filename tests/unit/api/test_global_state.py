@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import warpattn as wa
 from tests.launches import small_call
@@ -145,3 +146,22 @@ def test_warming_finds_the_same_kernels(state: str):
     expected = {kernel.name for kernel in kernels_of(layers, step, "sm90", "engine")}
     with STATES[state]():
         assert {kernel.name for kernel in kernels_of(layers, step, "sm90", "engine")} == expected
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace`:DeprecationWarning")
+@pytest.mark.parametrize("backend", ["reference", "simulate:sm90"])
+def test_torch_jit_trace_would_keep_the_tiles_of_its_example(backend: str):
+    q = normal(1, 9, 2, 64, dtype=torch.float16)
+    with pytest.raises(wa.AttentionError, match=r"q is recorded by torch.jit.trace; .* use torch.export"):
+        torch.jit.trace(lambda x: wa.attention(x, q, q, mask=wa.Causal(), backend=backend), (q,), check_trace=False)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # torch imports decompositions
+def test_forward_mode_tangents_reach_merged_states_or_are_refused():
+    out, lse = normal(1, 3, 2, 8), normal(1, 2, 3)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(out, out)
+        merged, _ = wa.merge_states(dual, lse, out, lse)
+        torch.testing.assert_close(forward_ad.unpack_dual(merged).tangent, out / 2)
+        with pytest.raises(wa.AttentionError, match="its merge has no backward"):
+            wa.merge_states(dual, lse, out, lse, backend="simulate:sm90")
