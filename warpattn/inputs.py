@@ -43,6 +43,8 @@ def tensor_fault(value: object) -> Fault | None:
         return Fault(f"has layout {value.layout}", "must be a dense (strided) tensor")
     if value.device.type == "meta":
         return Fault("is on the device meta", "must have values")
+    if torch.jit.is_tracing():  # it would keep what this call does for the values and the shape of this example
+        return Fault("is recorded by torch.jit.trace", "must be read as it is: use torch.export or torch.compile")
     if _is_behind(value, functorch.is_batchedtensor):
         return Fault("is a tensor of torch.vmap", "must have values of its own: write a dimension of the batch instead")
     if _is_behind(value, functorch.is_functionaltensor):
@@ -97,7 +99,8 @@ def _only_element(x: Any) -> object:
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which products have the dtype of their operands, also within a region of torch.autocast."""
+    """A context in which products have the dtype of their operands, also within a region of torch.autocast. There
+    `torch.cat` and its like fail, too, for 16-bit tensors of another type than the region's."""
     region = device.type != "meta" and torch.is_autocast_enabled(device.type)
     return torch.autocast(device.type, enabled=False) if region else nullcontext()
 

@@ -163,7 +163,7 @@ def _scales(x: Tensor, dtype: torch.dtype, per: str | int) -> Tensor:
         size = size.amax(-1)
     else:
         size = size.amax() if per == "tensor" else size.movedim(-2, 0).flatten(1).amax(1)
-    largest = torch.full((), torch.finfo(dtype).max, device=x.device)  # GPUs would multiply by a number's inverse
+    largest = size.new_full((), torch.finfo(dtype).max)  # GPUs would multiply by a number's inverse
     scale = (size / largest).clamp_min(LEAST_SCALE).masked_fill(size == 0, 1.0)
     if per == "token":  # contiguous along the tokens of a head: kernels read the scales of one head
         return scale.movedim(-1, 0).contiguous().movedim(0, -1)

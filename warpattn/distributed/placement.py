@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError
+from warpattn.inputs import without_autocast
 
 PLACEMENTS = ("zigzag", "contiguous")
 
@@ -66,13 +67,15 @@ class Placement(NamedTuple):
         """Cut one rank's shard from a whole tensor; raises AttentionError if it cannot be cut evenly."""
         pieces = self._pieces(x, dim)
         held = [pieces.select(dim, number) for number in self.numbers(rank)]
-        return torch.cat(held, dim)
+        with without_autocast(x.device):
+            return torch.cat(held, dim)
 
     def join(self, x: Tensor, dim: int) -> Tensor:
         """Join the shards of all ranks, given one after the other in dimension `dim`, to the whole tensor."""
         order = [number for rank in range(self.ranks) for number in self.numbers(rank)]
         pieces = self._pieces(x, dim).unbind(dim)
-        return torch.cat([pieces[order.index(number)] for number in range(self.total)], dim)
+        with without_autocast(x.device):
+            return torch.cat([pieces[order.index(number)] for number in range(self.total)], dim)
 
     def _pieces(self, x: Tensor, dim: int) -> Tensor:
         length = x.shape[dim]

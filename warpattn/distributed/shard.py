@@ -13,7 +13,7 @@ from warpattn.distributed.agreement import agree, described
 from warpattn.distributed.placement import PLACEMENTS, Placement
 from warpattn.distributed.ranks import Ranks, ranks_of, ranks_of_mesh
 from warpattn.errors import AttentionError, Rules
-from warpattn.inputs import is_tensor, kind_of
+from warpattn.inputs import is_tensor, kind_of, without_autocast
 
 INNER = "contiguous"  # placement on the second dimension of a mesh
 
@@ -76,7 +76,8 @@ class _Gather(torch.autograd.Function):
             sent = sent.view(torch.uint8)  # gloo has no 8-bit floats
         parts = [torch.empty_like(sent) for _ in range(ranks.size)]
         dist.all_gather(parts, sent, group=ranks.group)
-        return placement.join(torch.cat(parts, dim), dim).view(x.dtype)
+        with without_autocast(x.device):
+            return placement.join(torch.cat(parts, dim), dim).view(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -26,7 +26,7 @@ def evaluate(
     (value,) = evaluate_all((node,), env, tensors, float_dtype)
     if isinstance(value, Tensor):
         return value
-    return torch.tensor(value, dtype={"bool": torch.bool, "float": float_dtype}.get(node.dtype, torch.int64))
+    return _number(value, {"bool": torch.bool, "float": float_dtype}.get(node.dtype, torch.int64))
 
 
 def evaluate_all(
@@ -54,6 +54,11 @@ def _value(
     if op == "float" and isinstance(args[0], Tensor):
         return args[0].to(float_dtype)
     if op == "where" and dtype == "float":  # two Python floats would make torch's default dtype
-        args[1:] = [x if isinstance(x, Tensor) else torch.tensor(x, dtype=float_dtype) for x in args[1:]]
+        args[1:] = [x if isinstance(x, Tensor) else _number(x, float_dtype) for x in args[1:]]
         args[1:] = [x.to(args[0].device) if isinstance(args[0], Tensor) and x.ndim == 0 else x for x in args[1:]]
     return eager.OPS[op](*args)
+
+
+def _number(x: float, dtype: torch.dtype) -> Tensor:
+    """Return a tensor without dimensions, on the CPU whatever torch's default device is."""
+    return torch.tensor(x, dtype=dtype, device="cpu")

@@ -36,7 +36,8 @@ def draw(program: MaskProgram, sizes: tuple[int, int], at: tuple[int, int], tile
     rows, keys = sizes
     tensors = [tensor.cpu() for tensor in program.tensors]
     shared = {"b": at[0], "h": at[1], "len_q": rows, "len_k": keys}
-    grid = {"q": torch.arange(rows)[:, None] + (keys - rows), "k": torch.arange(keys)}
+    row, key = (torch.arange(size, device="cpu") for size in sizes)
+    grid = {"q": row[:, None] + (keys - rows), "k": key}
     kept = evaluate(program.keep, shared | grid, tensors).expand(rows, keys).tolist()
     spans = []
     for start in range(0, rows, tile):

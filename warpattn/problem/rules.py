@@ -76,7 +76,7 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     _check_devices(rules, call, operands | indices, captured)
     names = ()
     of_score = [] if score is None else score.tensors
-    if _is_differentiated([*tensors, *scales.values(), call.sequence.q_rope, call.sinks, call.out, *of_score]):
+    if is_differentiated([*tensors, *scales.values(), call.sequence.q_rope, call.sinks, call.out, *of_score]):
         names = check_gradients(rules, call, backend, sizes, () if score is None else score.tensors)
     if backend is not None and backend != "reference":
         _check_kernels(rules, call, backend.removeprefix("simulate:"), sizes, plain, names, read_values)
@@ -150,7 +150,7 @@ def _check_kernels(
         check_rope(rules, call.sequence.q_rope, sizes)
 
 
-def _is_differentiated(tensors: list[Tensor | None]) -> bool:
+def is_differentiated(tensors: list[Tensor | None]) -> bool:
     """Whether a tensor requires gradients, or a transform of torch.func or forward-mode AD is active."""
     wanted = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
     return wanted or peek_interpreter_stack() is not None or forward_ad._current_level >= 0

@@ -6,8 +6,7 @@
 Launches without a workspace serve all streams and captures; others are kept once per stream, and a captured call is
 validated and planned. Everything that a check depends on is part of the key or is checked again in each call:
 gradients, the current device, addresses, captured tensors. A call that is unusual in any way is validated and planned.
-The key identifies masks and scores by their traced programs, which equal values share. It holds programs by weak
-references, so it keeps no captured tensor alive.
+The key has weak references to the traced programs of masks and scores, which equal values share.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from weakref import finalize, ref
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad as forward
 
 from warpattn.masks import MaskProgram
 from warpattn.problem import Call, CheckedCall, is_latent
@@ -180,8 +180,8 @@ def _identify(call: Call) -> tuple[Hashable, MaskProgram | None, ScoreProgram | 
     scale = call.scale
     if not (type(q) is type(k) is type(v) is Tensor) or type(call.return_lse) is not bool:
         raise TypeError
-    if scale is not None and not isinstance(scale, float) and type(scale) is not int:
-        raise TypeError
+    if (scale is not None and not isinstance(scale, float) and type(scale) is not int) or forward._current_level >= 0:
+        raise TypeError  # tangents of forward-mode derivatives are beside the tensors
     if torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad

@@ -24,10 +24,8 @@ from warpattn.runtime.launches import list_launches
 
 
 def attend(call: Call) -> Result | CheckedCall:
-    """Return out, or (out, lse), of a call of any sequence kind. Raises AttentionError listing every broken rule.
-
-    If kernels would run and an input requires gradients, it only returns the checked call, for `training.autograd`.
-    """
+    """Return out, or (out, lse), of a call of any sequence kind; if kernels would run and an input requires gradients,
+    the checked call, for `training.autograd`. Raises AttentionError listing every broken rule."""
     result = call_cache.recall(call)
     if result is not None:
         return result

@@ -22,8 +22,8 @@ ListLaunches = Callable[[CheckedCall, Operands, Sequence, PlanOptions], tuple[La
 def list_launches(
     checked: CheckedCall, operands: Operands, sequence: Sequence, options: PlanOptions = DEFAULT_OPTIONS
 ) -> tuple[Launch, ...]:
-    """Return the launches of a checked call on its backend's architecture, in order; operands are `fitted`. Raises
-    TypeError if the LSE is not fp32: kernels are compiled for the types of their arguments, which no key names."""
+    """Return the launches of a checked call on its backend's architecture, in order; operands are `fitted`. An LSE
+    must be fp32: kernels are compiled for the types of their arguments, which no key names."""
     if operands.lse is not None and operands.lse.dtype != torch.float32:
         raise TypeError(f"the LSE of a launch is of fp32, not {str(operands.lse.dtype).removeprefix('torch.')}")
     filled = filled_problem(checked.problem)
@@ -31,7 +31,8 @@ def list_launches(
     arch = checked.backend.removeprefix("simulate:")
     if (TABLE.rows is None or TABLE.rows) and arch == checked.backend:  # not simulated
         options = tuned_options(checked.problem, arch, operands.q.device, options)
-    return for_chip(family_of(RUNS.get(arch, arch)).launches(checked, operands, sequence, options), arch)
+    with torch.device("cpu"):  # planning makes tensors on the host, whatever torch's default device is
+        return for_chip(family_of(RUNS.get(arch, arch)).launches(checked, operands, sequence, options), arch)
 
 
 def filled_problem(problem: Problem) -> Problem:

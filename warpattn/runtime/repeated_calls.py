@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from warpattn.errors import AttentionError
 from warpattn.problem.backends import NEEDS, chip_of
@@ -75,7 +76,7 @@ class RepeatedCalls:
                 addresses.append(0)
                 key.append(None)
                 continue
-            if type(x) is not Tensor or (gradients and x.requires_grad):
+            if type(x) is not Tensor or (gradients and x.requires_grad) or forward_ad._current_level >= 0:
                 raise TypeError
             addresses.append(x.data_ptr())
             key += (x.shape, x.stride(), x.dtype, x.get_device())

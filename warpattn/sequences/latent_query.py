@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules
-from warpattn.inputs import is_tensor, kind_of
+from warpattn.inputs import is_tensor, kind_of, without_autocast
 from warpattn.quantized import EIGHT_BIT, Quantized
 
 AXES = ("batch", "seq", "heads", "columns")
@@ -44,7 +44,8 @@ class LatentQuery:
 
     def joined(self) -> Tensor:
         """Return the queries as one tensor (…, Hq, L + R), a copy."""
-        return torch.cat([self.nope, self.rope], -1)
+        with without_autocast(self.nope.device):
+            return torch.cat([self.nope, self.rope], -1)
 
 
 WITH_PARTS = (Quantized, LatentQuery)

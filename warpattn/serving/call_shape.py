@@ -88,7 +88,7 @@ class CallShape:
 
     def planned(self) -> TunedCall:
         """Return the call on tensors expanded from one element, enough to plan and compile kernels."""
-        one = torch.empty(1, dtype=self.layer.dtype)
+        one = torch.empty(1, dtype=self.layer.dtype, device="cpu")
         return self._of(lambda *size: one.expand(size), torch.Generator())
 
     def drawn(self, device: torch.device, seed: int) -> TunedCall:
@@ -115,7 +115,7 @@ class CallShape:
             sequence = PagedKV(k, v, table, lengths)
         else:
             k, v = self._keys(make, self.requests, self.keys)
-        sinks = torch.zeros(layer.heads_q, device=device) if layer.sinks else None
+        sinks = torch.zeros(layer.heads_q, dtype=torch.float32, device=device) if layer.sinks else None
         call = Call(q, k, v, sequence, self.call_mask, self.call_score, sinks, backend="reference")
         checked = replace(validate(call, read_values=False), backend="sm90")
         out = torch.empty(*q.shape[:-1], layer.dim_v, dtype=q.dtype, device="meta" if q.stride(-1) == 0 else device)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import Rules
+from warpattn.inputs import without_autocast
 from warpattn.problem.memory import begins_with, overlap, overlaps_itself
 from warpattn.quantized import EIGHT_BIT
 from warpattn.serving.operators import WITHOUT
@@ -96,4 +97,5 @@ def rotated(k: Tensor, position: Tensor, angles: tuple[Tensor, Tensor], interlea
     first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
     parts = (first * cos - second * sin, second * cos + first * sin)
     joined = torch.stack(parts, dim=-1).flatten(-2) if interleaved else torch.cat(parts, dim=-1)
-    return torch.cat([joined.to(k.dtype), k[..., turned:]], dim=-1)
+    with without_autocast(k.device):
+        return torch.cat([joined.to(k.dtype), k[..., turned:]], dim=-1)

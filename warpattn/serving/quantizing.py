@@ -9,6 +9,7 @@ from warpattn.errors import AttentionError
 from warpattn.inputs import kind_of
 from warpattn.kernels.quantise.launch import Quantising, partial_sizes, quantise_launches
 from warpattn.problem.backends import LIMITS, chip_of
+from warpattn.problem.rules import is_differentiated
 from warpattn.quantized import ROW_BLOCKS, Hadamard, Quantized, check_quantize, granularity
 from warpattn.quantized import quantize as with_torch
 from warpattn.runtime.repeated_calls import RepeatedCalls
@@ -92,7 +93,7 @@ def _has_kernels(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> bool:
     """Whether kernels can quantise a checked tensor."""
     if torch.compiler.is_compiling() or type(x) is not Tensor or not x.is_cuda or x.numel() == 0:
         return False
-    if torch.is_grad_enabled() and x.requires_grad:
+    if is_differentiated([x]):
         return False
     arch = chip_of(x.device).arch
     limits = None if arch is None else LIMITS[arch].eight_bit

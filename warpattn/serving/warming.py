@@ -172,7 +172,9 @@ def kernels_of(layers: Iterable[Layer], largest: LargestStep, target: str, calls
     for layer in dict.fromkeys(layers):
         kinds = (*LIMITS[arch].kinds, ABSORBED, STEP) if calls == "all" else kinds_of_engines(layer)
         for example in examples_of(layer, largest, kinds):
-            for position, launch in enumerate(launches_of(example, largest.page_size, arch)):
+            with torch.device("cpu"):  # whatever torch's default device is
+                launches = launches_of(example, largest.page_size, arch)
+            for position, launch in enumerate(launches):
                 key = _key(launch, target)
                 if repr(key) not in found:
                     found.add(repr(key))
@@ -236,7 +238,7 @@ def call_of(example: Example, page_size: int) -> Call:
             sequence = kv.with_fields(q_rope=rope)
         if kind in ("paged-ragged", STEP):
             q, sequence = q.flatten(0, 1), PagedRagged(kv, Ragged(offsets, max_q=most))
-    sinks = torch.zeros(layer.heads_q) if layer.sinks else None
+    sinks = torch.zeros(layer.heads_q, dtype=torch.float32) if layer.sinks else None
     return Call(q, k, v, sequence, layer.mask, layer.score, sinks, layer.scale)
 
 
@@ -267,8 +269,10 @@ def _scale_of(pages: Tensor, per: str | int | None) -> Tensor | None:
         if pages.shape[-1] % per:
             rule = f"scales per {per} columns need a multiple of {per}"
             raise AttentionError(f"the head dim of the cache is {pages.shape[-1]}; {rule}")
-        return torch.empty(*pages.shape[:-1], pages.shape[-1] // per)
-    return torch.empty({"tensor": (), "head": pages.shape[-2:-1], "token": pages.shape[:-1]}[per])
+        shape = (*pages.shape[:-1], pages.shape[-1] // per)
+    else:
+        shape = {"tensor": (), "head": pages.shape[-2:-1], "token": pages.shape[:-1]}[per]
+    return torch.empty(shape, dtype=torch.float32)
 
 
 def append_kernels(layer: Layer, page_size: int, arch: str) -> tuple[Launch, ...]:

@@ -57,6 +57,16 @@ def test_a_card_gets_every_program_of_a_kernel_that_is_not_persistent(name, card
     assert all(programs == launch.grid[0] for programs, launch in pairs if launch.tile_counter is None)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # torch imports decompositions
+def test_a_forward_mode_tangent_is_refused_in_a_repeated_call_too(card):
+    q, k, v = normal(), normal(B, 30, 2, D), normal(B, 30, 2, D)
+    wa.attention(q, k, v)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, q)
+        with pytest.raises(wa.AttentionError, match="q carries a forward-mode tangent"):
+            wa.attention(dual, k, v)
+
+
 def test_programs_that_wait_for_each_other_have_to_run_at_once(card, monkeypatch):
     """Deterministic gradients without a mask: each CTA begins beside its own keys, and the turns go round."""
     tiles = 14

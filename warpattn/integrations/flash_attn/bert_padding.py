@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import Rules
-from warpattn.inputs import is_tensor, kind_of, number
+from warpattn.inputs import is_tensor, kind_of, number, without_autocast
 from warpattn.integrations.flash_attn.packed import within
 from warpattn.language.traced import MAX_INT
 
@@ -21,7 +21,8 @@ def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
     """`values` at the rows `indices` of a tensor of `first_axis_dim` rows, zeros elsewhere; differentiable."""
     empty = values.new_zeros((first_axis_dim, *values.shape[1:]))
-    return empty.index_copy(0, indices.long(), values)
+    with without_autocast(values.device):
+        return empty.index_copy(0, indices.long(), values)
 
 
 def unpad_input(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError
-from warpattn.inputs import is_tensor, kind_of
+from warpattn.inputs import is_tensor, kind_of, without_autocast
 from warpattn.integrations.signature import Given
 from warpattn.sequences.latent import LATENT, ROTARY
 from warpattn.sequences.latent_query import LatentQuery
@@ -67,4 +67,5 @@ def joined(v: Tensor, k: Tensor) -> Tensor:
     follows = v.data_ptr() + size * v.element_size() == k.data_ptr() and not (v.requires_grad or k.requires_grad)
     if one and follows and v.untyped_storage().data_ptr() == k.untyped_storage().data_ptr():
         return v.as_strided((*v.shape[:-1], size + k.shape[-1]), v.stride())
-    return torch.cat([v, k], dim=-1)
+    with without_autocast(v.device):
+        return torch.cat([v, k], dim=-1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from warpattn.api import attention_paged, attention_varlen
 from warpattn.errors import AttentionError
-from warpattn.inputs import is_tensor, kind_of
+from warpattn.inputs import is_tensor, kind_of, without_autocast
 from warpattn.integrations.flash_attn.descaled import QueryRows, Rows, changed
 from warpattn.integrations.flash_attn.modifiers import Tail
 from warpattn.integrations.signature import require_integers
@@ -72,7 +72,8 @@ def attend(queries: Queries, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
     rows = _rows("q", queries.cu, at, len(values))
     used = changed(queries.q, lambda x: x[rows])
     some, some_lse = _attend(used, at.cu, _bound("max_seqlen_q", queries.longest), keys, tail)
-    out = some.new_zeros((len(values), *some.shape[1:])).index_copy(0, rows, some)
+    with without_autocast(some.device):
+        out = some.new_zeros((len(values), *some.shape[1:])).index_copy(0, rows, some)
     lse = some_lse.new_full((len(some_lse), len(values)), -torch.inf).index_copy(1, rows, some_lse)
     return out, lse
 

@@ -60,8 +60,8 @@ class Tables:
         if self.fixed is not None and (batch != self.fixed[0] or most > width):
             rule = f"the wrapper was made for graphs of {self.fixed[0]} requests with up to {width}"
             raise AttentionError(f"the batch has {batch} requests with up to {most} pages; {rule}")
-        taken = torch.arange(width) < counts[:, None]
-        table = torch.zeros(batch, width, dtype=torch.int32)
+        taken = torch.arange(width, device="cpu") < counts[:, None]
+        table = torch.zeros(batch, width, dtype=torch.int32, device="cpu")
         table[taken] = pages.to(torch.int32)
         lengths = torch.where(counts > 0, (counts - 1) * size + last, 0).to(torch.int32)
         self.sizes = (size, int(pages.max()) + 1 if len(pages) else 0)

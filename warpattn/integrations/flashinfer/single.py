@@ -80,7 +80,7 @@ def _with_mask(given: Given) -> Given:
     if given.packed_custom_mask is None:
         return given
     queries, keys = len(given.q), heads_last(given.k, of_layout(given.kv_layout)).shape[0]
-    cu_q, lengths = torch.tensor([0, queries]), torch.tensor([keys])
+    cu_q, lengths = (torch.tensor(x, device="cpu") for x in ([0, queries], [keys]))
     bits = packed_mask(given.packed_custom_mask, cu_q, lengths, given.q.device).seen
     return Given(vars(given) | {"custom_mask": bits[: queries * keys].view(queries, keys)})
 

@@ -68,8 +68,8 @@ def build_mask(
     room = kv_offset + kv_length - q_length - q_offset
     if mask != Full() and (isinstance(room, Tensor) or room != 0):
         device = options.get("device", "cpu")
-        steps = room.to(torch.int32).reshape(1) if isinstance(room, Tensor) else torch.tensor([room], dtype=torch.int32)
-        mask = BeforeRoom(mask, steps.to(device))
+        steps = room.reshape(1) if isinstance(room, Tensor) else torch.tensor([room], device="cpu")
+        mask = BeforeRoom(mask, steps.to(device, torch.int32))
     if attention_mask is None:
         return ForwardMask(mask)
     missing = kv_offset + kv_length - attention_mask.shape[1]

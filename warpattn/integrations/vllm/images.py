@@ -65,12 +65,12 @@ class ImageRanges:
     def write(self, starts: list[int], found: list[tuple[int, int, int, int]]) -> None:
         """Copy to the card, at once, where requests begin, and (first token, one past the last, first key, one past the
         last) of every range."""
-        host = torch.zeros(len(self._memory), dtype=torch.int32, pin_memory=self._memory.is_cuda)
+        host = torch.zeros(len(self._memory), dtype=torch.int32, device="cpu", pin_memory=self._memory.is_cuda)
         ranges = host[: 2 * self.tokens].view(2, self.tokens)
         for begin, stop, first, end in found:
             ranges[0, begin:stop] = first
             ranges[1, begin:stop] = end
-        host[2 * self.tokens :][: len(starts)] = torch.tensor(starts, dtype=torch.int32)
+        host[2 * self.tokens :][: len(starts)] = torch.tensor(starts, dtype=torch.int32, device="cpu")
         self._memory.copy_(host, non_blocking=True)
 
     def over(self, layer: LayerModifiers, within_window: bool) -> LayerModifiers:

@@ -18,7 +18,7 @@ from warpattn.kernels.merge.launch import Result, merge_launches
 from warpattn.problem.backends import USE_REFERENCE
 from warpattn.problem.memory import overlap
 from warpattn.problem.operands import ALIGNMENT
-from warpattn.problem.rules import choose_backend
+from warpattn.problem.rules import choose_backend, is_differentiated
 from warpattn.runtime.repeated_calls import RepeatedCalls
 
 AXES = {4: ("batch", "seq", "heads", "head_dim"), 3: ("total", "heads", "head_dim")}
@@ -57,8 +57,7 @@ def merge_states(
     like = _check(rules, named)
     if like is not None:
         _check_out(rules, like, named, out)
-    differentiated = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for _, x in named)
-    chosen = _backend(rules, backend, results[0].out, differentiated)
+    chosen = _backend(rules, backend, results[0].out, is_differentiated([x for _, x in named]))
     rules.done()
     if chosen == "reference" or results[0].out.numel() == 0:
         merged = _refer(results)

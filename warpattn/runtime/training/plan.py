@@ -7,6 +7,7 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from warpattn.errors import Rules
@@ -46,7 +47,8 @@ def plan_backward(problem: Problem, arch: str = "sm90") -> Plan:
 def list_backward_launches(checked: CheckedBackward, x: Gradients, sequence: Sequence) -> tuple[Launch, ...]:
     """Return the launches of a checked backward on its backend's architecture, in order; tensors are fitted."""
     arch = checked.forward.backend.removeprefix("simulate:")
-    return for_chip(_backward(RUNS.get(arch, arch)).launches(_filled_backward(checked), x, sequence), arch)
+    with torch.device("cpu"):  # see `list_launches`
+        return for_chip(_backward(RUNS.get(arch, arch)).launches(_filled_backward(checked), x, sequence), arch)
 
 
 def list_captured_launches(
@@ -56,7 +58,8 @@ def list_captured_launches(
     arch = checked.forward.backend.removeprefix("simulate:")
     captured = _backward(RUNS.get(arch, arch)).captured
     assert captured is not None  # see `BackwardLimits.captured`
-    return for_chip(captured(_filled_backward(checked), x, sequence, wanted, sums), arch)
+    with torch.device("cpu"):
+        return for_chip(captured(_filled_backward(checked), x, sequence, wanted, sums), arch)
 
 
 def _filled_backward(checked: CheckedBackward) -> CheckedBackward:

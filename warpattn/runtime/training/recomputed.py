@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from warpattn.inputs import without_autocast
 from warpattn.problem import Call, CheckedCall
 from warpattn.reference import reference
 from warpattn.runtime import execute
@@ -22,7 +23,7 @@ from warpattn.runtime.training.gradients import Along, Saved
 def recomputed(call: Call, along: Along, more: list[Tensor]) -> list[Tensor]:
     """Return gradients of q, k, v and of `more`, leaves in the call and its sequence that require gradients."""
     q, k, v = call.q, call.k, call.v
-    with above_autograd(), torch.enable_grad():
+    with without_autocast(q.device), above_autograd(), torch.enable_grad():
         results = execute.attend(replace(call, return_lse=True))
         every = zip(cast("tuple[Tensor, Tensor]", results), along, strict=True)
         pairs = [(x, gradient) for x, gradient in every if gradient is not None and x.requires_grad]
@@ -44,7 +45,7 @@ def shares(call: Call, checked: CheckedCall, saved: Saved, along: Along, more: M
     moved = (dout * saved.out.to(exact)).sum(-1)
     if along.dlse is not None:
         moved = moved - along.dlse.mT
-    with above_autograd(), torch.enable_grad():
+    with without_autocast(q.device), above_autograd(), torch.enable_grad():
         options = {"sequence": call.sequence, "mask": call.mask, "score": call.score, "scale": checked.scale}
         out, lse = reference(q, k, v, **options, dtype=exact)
         part = ((dout * out).sum(-1) - moved) * torch.exp(lse - whole).mT

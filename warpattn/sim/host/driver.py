@@ -53,7 +53,7 @@ class SimulatedDriver:
         return SimpleNamespace(Event=Event, synchronize=lambda: None, current_device=lambda: 0)
 
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
-        return torch.empty(1, dtype=torch.int32)
+        return torch.empty(1, dtype=torch.int32, device="cpu")
 
     def clear_cache(self, cache: torch.Tensor) -> None:
         """Do nothing: no cache is simulated."""
