@@ -66,8 +66,10 @@ class RepeatedCalls:
 
     def _identify(self, tensors: Tensors, option: Hashable) -> tuple[tuple[int, ...], Hashable]:
         """Return addresses, 0 for None, and the key: all that rules and launches depend on. Raises TypeError for
-        subclasses of Tensor and tensors that require a gradient, AttributeError and RuntimeError for anything that is
-        no tensor in memory. It is one loop because each call pays for it."""
+        subclasses of Tensor and tensors with a gradient or a tangent, AttributeError and RuntimeError for what is no
+        tensor in memory. It is one loop because each call pays for it."""
+        if forward_ad._current_level >= 0:
+            raise TypeError  # tangents of forward-mode derivatives are beside the tensors
         gradients = torch.is_grad_enabled()
         addresses: list[int] = []
         key: list[Hashable] = [type(option), option]  # 1 is not True
@@ -76,7 +78,7 @@ class RepeatedCalls:
                 addresses.append(0)
                 key.append(None)
                 continue
-            if type(x) is not Tensor or (gradients and x.requires_grad) or forward_ad._current_level >= 0:
+            if type(x) is not Tensor or (gradients and x.requires_grad):
                 raise TypeError
             addresses.append(x.data_ptr())
             key += (x.shape, x.stride(), x.dtype, x.get_device())
