@@ -90,7 +90,7 @@ def timed(found: dict[str, Any], way: str, tokens: int, backward: bool, heads: i
 
 def rates() -> Rates:
     """From the records: blocks of 1k to 16k tokens without a mask, and one card's causal calls of 64k."""
-    blocks = json.loads((RESULTS / "2026-11-21.json").read_text())["cases"]
+    blocks = json.loads((RESULTS / "2026-11-28.json").read_text())["cases"]
     named = {entry["case"]["name"]: entry["results"]["warpattn"] for entry in blocks}
     forward = {1024 * n: named[f"d128-{16 // n}x{n}k-full"]["tflops"] * 1e12 for n in (1, 2, 4, 8, 16)}
     found = record()

@@ -15,10 +15,10 @@ DOCS = HERE.parents[1]
 RECORDS = DOCS.parent / "bench" / "results" / "h200"
 CYCLES, ACTIVE = "sm__cycles_elapsed.max", "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"
 NAMES = {
-    "times": "2026-11-21.json",
+    "times": "2026-11-28.json",
     "times h100": "../h100/2026-11-27.json",
     "counters": "2026-11-21-ncu.json",
-    "decode": "2026-11-22-decode.json",
+    "decode": "2026-11-28-decode.json",
     "flash": "2026-11-21-decode-fa4.json",
     "ragged": "2026-11-21-ragged.json",
     "wide": "2026-11-27-wide.json",
@@ -36,19 +36,18 @@ means that warpattn is faster.
 """
 
 LATER = (
-    "The kernels had become faster by then. Full attention of long rows at head dim 256 is behind flash-attn-4 there, "
-    "whose key tiles have 80 keys; ours, powers of two, have 64."
+    "Full attention of long rows at head dim 256 is behind flash-attn-4 on both cards: its key tiles have 80 keys; ours, "
+    "powers of two, have 64."
 )
 
 DECODE = """What the numbers do not show by themselves:
 
-- Cards differ, by up to 5 % in these ratios: the large dense batches that take 0.98 to 0.99 of cuDNN's speed here take
-  1.01 to 1.02 on another H200 ([bench/notes.md](../bench/notes.md)).
+- Cards differ, by up to 5 % in these ratios: on another H200 four large dense batches took 0.98 to 0.99 of cuDNN's
+  speed that take 1.00 to 1.01 here ([bench/notes.md](../bench/notes.md)).
 - A settled cache is a promise about the preceding kernel ([decode on Hopper](kernels/sm90.md)). Launches then
   overlap, which is how one can take less time than a kernel that only reads.
-- Latent attention (`mla`) was slower than FlashInfer's faster kernel where batches are large, above all with 128 heads.
-  Since then 128 × 4k and 32 × 16k take 311 and 305 µs with 128 heads, 1 × 64k 27.7 with 16 (H200, 2026-11-27, notes
-  232; FlashInfer was not beside them).
+- Latent attention (`mla`) with 128 heads reads each latent twice, for two tiles of 64 rows; 128 × 4k stays 3 % behind
+  FlashInfer's faster kernel.
 """
 
 HOST = """A step of a `DecodePlan` costs 9 to 12 µs on the host and allocates nothing, `append_paged` 11 to 14 µs

@@ -22,7 +22,7 @@ PREFILL = {
     "d128-16x1k-causal": "causal prefill, D 128, 16 × 1k",
     "d128-1x16k-causal": "causal prefill, D 128, 1 × 16k",
     "d64-1x16k-causal": "causal prefill, D 64, 1 × 16k",
-    "d256-1x16k-causal": "causal prefill, D 256, 1 × 16k",
+    "d256-1x16k-full": "full prefill, D 256, 1 × 16k",
 }
 DECODE = {
     "dense-16x8k-32/32": "decode, 16 × 8k, 32/32 heads",
