@@ -108,13 +108,19 @@ def test_prefill_over_16_bit_copies(name):
 @pytest.mark.parametrize("tokens", [1, 40])
 @pytest.mark.parametrize("name", ["paged", "tensor-e5m2", "dense"])
 def test_queries_of_8_bits(name, tokens, per):
-    """In decode and prefill, over pages and dense keys."""
+    """In decode and prefill, over pages and dense keys; over pages also laid end to end."""
     case = CASES[name]
     wide, kv = on_card(replace(case, tokens=tokens))
     q = wa.quantize(wide.float(), case.stored, per=per)
     found, again = attend(q, kv), attend(q, kv)
     check(found, attend(q, kv, "reference"))
     assert torch.equal(again[0], found[0]) and torch.equal(again[1], found[1])
+    if isinstance(kv, wa.PagedKV):
+        rows = wa.Quantized(q.values.flatten(0, 1), q.scale if per == "head" else q.scale.flatten(0, 1))
+        seq = wa.Ragged(torch.arange(len(LENGTHS) + 1).int().cuda() * tokens)
+        results = [wa.attention_paged(rows, kv, seq, mask=wa.Causal(), return_lse=True, backend=backend)
+                   for backend in ("auto", "reference")]  # fmt: skip
+        check(*results)
 
 
 def test_a_graph_serves_other_scales():
