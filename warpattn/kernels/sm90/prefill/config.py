@@ -118,7 +118,7 @@ class SM90Config(KeyTileSizes, EightBitSizes):
     q_stages: int
     store_parts: tuple[int, ...]
     registers: Registers
-    take_turns: bool  # warpgroups issue to the tensor core in a fixed order
+    take_turns: bool  # warpgroups issue to the tensor core in a fixed order; at head dim 256 it pays under a mask
     packed: int = 1  # query heads in a tile, a power of two that divides the group: rows are (token, head)
     held_parts: int = 0  # last parts of Q kept in registers, where shared memory is too slow for wgmma
     split: bool = False  # split-KV: several CTAs share the keys of a tile and write partial outputs in fp32
@@ -309,7 +309,7 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
         why = "head dim > 160: 64 keys a tile, one query tile, the last part of Q in registers"
         return stored(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), True, held_parts=held)), why
     why = "head dim > 224: 64 keys a tile, one query tile, output stored in column blocks, to fit shared memory"
-    return stored(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), False)), why
+    return stored(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), masked)), why
 
 
 def _stages(columns: int) -> int:
