@@ -20,7 +20,7 @@ from warpattn.problem.element import ELEMENT_OF
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.operands import is_masked
 
-from ..copies.config import copies, of_copies, over_copies
+from ..copies.config import copies, of_copies, over_copies, with_scales
 from .config import CONSUMER_ROWS, SHORT_ROWS, SM90Config, TileShape, choose_config, with_tile
 from .eight_bit.config import eight_bit_config
 from .launch import arrange
@@ -106,7 +106,8 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     takes the configuration with the least work, and splits keys as for one sequence alone."""
     if problem.kv_dtype is not None and copies(problem, options):
         choice = choose(of_copies(problem), target, options)
-        return over_copies(choice, choice.config.with_scales(problem), problem)
+        operands = with_scales(choice.config.operands, problem)
+        return over_copies(choice, replace(choice.config, operands=operands), problem)
     alone = replace(problem, batch=1) if options.batch_invariant else problem
     usual, why = usual_config(problem, problem.seq_q)
     best = pack(problem, usual, why, None if options.batch_invariant else target)

@@ -27,8 +27,7 @@ from warpattn.sequences import Sequence
 from ...nvidia.combine_launch import combine_launch, workspace
 from ..arguments import LARGEST_EXPONENT, PrefillShape, SplitShape
 from ..copies.launch import copied
-from ..widths import block_words, value_blocks
-from .config import SM90Config, pad_dim
+from .config import SM90Config, block_words, pad_dim, value_blocks
 from .eight_bit.transpose_launch import transposed
 
 OPTIONS = compile_options()

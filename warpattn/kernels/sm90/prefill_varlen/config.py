@@ -13,7 +13,7 @@ from warpattn.problem.arch import Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY_AND_WAITS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
 
-from ..copies.config import copies, of_copies, over_copies
+from ..copies.config import copies, of_copies, over_copies, with_scales
 from ..prefill.choice import (
     GAIN,
     Best,
@@ -28,9 +28,8 @@ from ..prefill.choice import (
     tiling,
     usual_config,
 )
-from ..prefill.config import SM90Config, TileShape
+from ..prefill.config import SM90Config, TileShape, block_words
 from ..prefill.rates import LENGTHS_TILES
-from ..widths import block_words
 
 PAGED_REGISTERS = 32  # registers a thread of a producer that holds page numbers, beside 2 x 240 or 3 x 160
 COPIED_KEYS = 64  # most keys of a tile that is copied row by row: half the code of 128
@@ -104,7 +103,8 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     sequences; the rows in its tile may, since they change no bit of its result."""
     if (problem.page_size or problem.kv_dtype is not None) and copies(problem, options):
         choice = choose(of_copies(problem), target, options)
-        tiles = choice.config.tiles.with_scales(problem)
+        tiles = choice.config.tiles
+        tiles = replace(tiles, operands=with_scales(tiles.operands, problem))
         return over_copies(choice, replace(choice.config, tiles=tiles, copied=True), problem)
     usual = _typical(problem, options)
     tiles, why = usual_config(problem, problem.max_q or usual.seq_q)

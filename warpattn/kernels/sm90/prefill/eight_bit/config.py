@@ -17,8 +17,7 @@ from warpattn.problem.scales import eight_bit_of
 from warpattn.quantized import ROW_BLOCKS
 
 from ...operand_format import OperandFormat
-from ...widths import pad_dim
-from ..config import ALIGNMENT, SHORT_ROWS, SMEM_LIMIT, SM90Config, choose_config, stored
+from ..config import ALIGNMENT, SHORT_ROWS, SMEM_LIMIT, SM90Config, choose_config, pad_dim, stored
 
 PRODUCT_SCALES = (None, "tensor", "head", *ROW_BLOCKS)  # kinds of scales that 8-bit products can have
 CONVERT_CONSUMER, CONVERT_PRODUCER = 216, 32  # registers a thread in kernels with a converting warpgroup
