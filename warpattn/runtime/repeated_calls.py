@@ -49,8 +49,8 @@ class RepeatedCalls:
     def launch(self, tensors: Tensors, option: Hashable, launches_on: Callable[[str], tuple[Launch, ...]]) -> None:
         """Launch the kernel of the card's architecture on torch's current stream, and keep the launches."""
         if forward_ad._current_level >= 0:
-            rules = Rules()
-            refuse_transforms(rules, zip(self.names, tensors, strict=False), f"{self.name} has no derivatives on a card")
+            rules, named = Rules(), zip(self.names, tensors, strict=False)
+            refuse_transforms(rules, named, f"{self.name} has no derivatives on a card")
             rules.done()
         first = tensors[0]
         assert first is not None
