@@ -276,10 +276,10 @@ class SM90Config(KeyTileSizes, EightBitSizes):
         sharing may bring warpgroups into step, so that all want the tensor core at once and then none does: it was up
         to 7 % slower without a mask, and 2 % in long rows.
         """
-        return self.alike and (self.consumers > 3 or (not long and (masked or not self.overlaps)))
+        return self.may_share_code and (self.consumers > 3 or (not long and (masked or not self.overlaps)))
 
     @property
-    def alike(self) -> bool:
+    def may_share_code(self) -> bool:
         """Whether warpgroups may share code at all. Head dim 256, without turns, was 14 % slower with shared code;
         between 128 and 256 only 192 was tried, where the code of the two warpgroups differs."""
         return self.padded_qk <= 128 and (self.take_turns or self.consumers > 3)
@@ -332,7 +332,7 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
     operands = OperandFormat(element, dim_qk, dim_v)
     if sum(qk) > WIDE_QUERIES:
         why = f"queries of > {WIDE_QUERIES} columns: 32 keys a tile, one query tile, output stored in column blocks"
-        return stored(SM90Config(operands, 2, 32, 2, 1, v, Registers(240, 24), False)), why
+        return fit_output(SM90Config(operands, 2, 32, 2, 1, v, Registers(240, 24), False)), why
     if wide <= 64 and masked and seq_q <= SHORT_ROWS:
         why = f"head dim <= 64, a mask and at most {SHORT_ROWS} queries: 128-row tiles waste less of the diagonal"
         return SM90Config(operands, 2, 128, 4, 2, v, Registers(240, 24), True), why
@@ -345,12 +345,12 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
     if wide <= 160 or (wide <= 192 and sum(v) <= 128):
         why = "head dim <= 160, or <= 192 with values of <= 128: 128 keys a tile, with one query tile they fit"
         held = held if wide > 160 else 0
-        return stored(SM90Config(operands, 2, 128, 2, 1, v, Registers(240, 24), True, held_parts=held)), why
+        return fit_output(SM90Config(operands, 2, 128, 2, 1, v, Registers(240, 24), True, held_parts=held)), why
     if wide < 256:
         why = "head dim > 160: 64 keys a tile, one query tile, the last part of Q in registers"
-        return stored(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), True, held_parts=held)), why
+        return fit_output(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), True, held_parts=held)), why
     why = "head dim > 224: 64 keys a tile, one query tile, output stored in column blocks, to fit shared memory"
-    return stored(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), False)), why
+    return fit_output(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), False)), why
 
 
 def _stages(columns: int) -> int:
@@ -358,7 +358,7 @@ def _stages(columns: int) -> int:
     return 4 if columns <= 80 else 3 if columns <= 96 else 2
 
 
-def stored(config: SM90Config) -> SM90Config:
+def fit_output(config: SM90Config) -> SM90Config:
     """The config with narrower column blocks of the output (128 or 64) where the whole one exceeds shared memory."""
     if config.smem_bytes + ALIGNMENT <= SMEM_LIMIT:
         return config
@@ -380,5 +380,5 @@ def with_tile(usual: SM90Config, tile: TileShape, slots: int = 2) -> SM90Config 
         registers=registers, take_turns=tile.consumers in (2, 3),
     )  # fmt: skip
     depths = dict.fromkeys((max(slots, 256 // tile.keys), 4, 3, 2))
-    rings = (stored(replace(config, q_stages=q, kv_stages=kv)) for q in (2, 1) for kv in depths)
+    rings = (fit_output(replace(config, q_stages=q, kv_stages=kv)) for q in (2, 1) for kv in depths)
     return next((ring for ring in rings if (ring.smem_bytes + 2 * ALIGNMENT) * ring.ctas <= SMEM_LIMIT), None)

@@ -1,5 +1,4 @@
-"""Plans grid and tile order of a dense prefill on Hopper (`arrange`), and makes the launches of
-a call (`list_launches`)."""
+"""Plans tile order and grid of a dense prefill on Hopper (`arrange`); makes a call's launches (`list_launches`)."""
 
 from __future__ import annotations
 
@@ -99,9 +98,7 @@ def _section(problem: Problem, target: Arch, m_tiles: int, packed: int) -> tuple
     return side_by_side * group, why
 
 
-def list_launches(
-    checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice
-) -> tuple[Launch, ...]:
+def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice) -> tuple[Launch, ...]:
     """The launches of a dense call: first one that transposes 8-bit values (8-bit queries) or copies 8-bit K and V to
     16 bits, if needed; then attention; last one that combines partial outputs, if keys are split."""
     problem = checked.problem

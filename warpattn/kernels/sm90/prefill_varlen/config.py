@@ -113,7 +113,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
         keys = tiles.block_n if box else min(tiles.block_n, COPIED_KEYS)
         tiles = replace(tiles, registers=replace(tiles.registers, producer=PAGED_REGISTERS), block_n=keys)
     near = replace(usual, batch=1, seq_q=_near(usual.seq_q), seq_k=_near(usual.seq_k), max_q=0)
-    best = _pack(near, tiles, why, options.batch_invariant)
+    best = _best_tile(near, tiles, why, options.batch_invariant)
     parts, split_why = 1, ""
     if not (options.batch_invariant and problem.ragged_queries):
         parts, split_why = split(usual, best.candidate, target)
@@ -143,7 +143,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
 
 
 @lru_cache(maxsize=1024)
-def _pack(typical: Problem, usual: SM90Config, why: str, same_keys: bool) -> Best:
+def _best_tile(typical: Problem, usual: SM90Config, why: str, same_keys: bool) -> Best:
     """The candidate with the least work for a `typical` sequence and no more than the usual one for a long sequence.
     `same_keys`: only candidates with the usual number of keys per tile. Cached, since engines call with new lengths in
     every step and counting takes milliseconds."""
