@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from io import TextIOWrapper
 
@@ -11,6 +14,7 @@ from warpattn.runtime import compilers
 NEEDED = ("typer", "rich")
 WARMING = "warpattn.serving.warming"
 HOPPER = "sm90"
+UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 
 def named_arch(words: list[str]) -> str:
@@ -33,9 +37,26 @@ def main() -> None:
         sys.exit(f"the command line needs {' and '.join(missing)}: pip install {' '.join(NEEDED)} safetensors")
     if "warm" in sys.argv[1:] and find_spec("triton") is not None:
         compilers.start(WARMING, named_arch(sys.argv))  # which imports torch while this process does
+    if os.environ.get("COLUMNS", "").strip("0") == "":
+        os.environ.pop("COLUMNS", None)  # 0 is no width, as in `shutil.get_terminal_size`
     from warpattn.cli.app import app
 
-    app()
+    written(app)
+
+
+def written(command: Callable[[], object]) -> None:
+    """Run a command; exits with status 1 when what it writes finds no space, and without a word where the reader of a
+    pipe has gone."""
+    try:
+        try:
+            command()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in UNWRITTEN or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python writes the rest at exit
+        sys.exit(1 if error.errno == errno.EPIPE else f"error: the output cannot be written: {error.strerror}")
 
 
 if __name__ == "__main__":

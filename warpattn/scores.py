@@ -38,6 +38,7 @@ from warpattn.language.user_code import call_user
 
 Value = Any  # a symbol, a number or a tensor
 LEAST_CAP, LARGEST_CAP = 1e-30, 1e30  # of a soft cap; outside, its square or inverse is no fp32 number
+CAP_RULE = f"SoftCap takes a number from {LEAST_CAP} to {LARGEST_CAP}"  # torch.compile may trace the two as symbols
 LOOSE_CAP = 2.0**12  # from this cap on the error of the hardware's tanh, 2^-11 of it or 2^-24, times the cap matters
 
 
@@ -153,7 +154,7 @@ class SoftCap(Score):
     def __post_init__(self) -> None:
         cap = number(self.cap)
         ok = cap is not None and LEAST_CAP <= cap <= LARGEST_CAP
-        require(ok, f"cap is {kind_of(self.cap)}", f"SoftCap takes a number from {LEAST_CAP} to {LARGEST_CAP}")
+        require(ok, f"cap is {kind_of(self.cap)}", CAP_RULE)
         settle(self, "cap", cap)
 
     def apply(self, s: Value, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
@@ -192,6 +193,7 @@ class CustomScore(OfFunction, Score):
     function indexes with one int per dimension (0 outside), and numbers. The function uses operators, comparisons,
     `& | ~`, `**`, and where, minimum, maximum, abs, exp, log, tanh, to_float, to_int of warpattn. It is run once with
     symbols, so globals and closures are read once; what cannot be recorded raises an AttentionError naming its line.
+    Sizes that torch.compile keeps open must be captured: its tracer opens no closure over them.
     """
 
     fn: Callable[..., Any]

@@ -5,7 +5,7 @@
     memory      a call finds no memory for its output in the middle of a step; the next one is right
     lost        a kernel breaks the device (in a process of its own); the next call says so and ends
 
-Each part gives a Verdict. Work is a list of jobs: what to do on a stream, and what must come out.
+Each part gives a Verdict. Work is a list of jobs (jobs.py): what to do on a stream, and what must come out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,12 +28,14 @@ import torch
 from torch import Tensor
 
 import warpattn as wa
+from bench.soak.jobs import Job, card_jobs, streams
 
 TOLERANCE = 2e-2  # absolute; values are standard normal, outputs bf16
 HANG_S = 120.0  # after the last job should have ended
 GROWTH = 64 * 2**20  # bytes that a second half of a run may add
 ROOT = Path(__file__).parents[2]
 CHILD = ("-m", "bench.soak", "--load")
+THREADS = 64
 
 
 class Verdict(NamedTuple):
@@ -42,14 +43,6 @@ class Verdict(NamedTuple):
 
     right: bool
     said: str
-
-
-class Job(NamedTuple):
-    """Something to do, on the caller's stream, and what it must return."""
-
-    name: str
-    run: Callable[[], Tensor]
-    wanted: Tensor
 
 
 @dataclass
@@ -112,45 +105,6 @@ def resident() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     card = torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
     return card + pages * os.sysconf("SC_PAGE_SIZE")
-
-
-_one_capture = threading.Lock()
-THREADS, STREAMS = 64, 8
-
-
-@cache
-def streams() -> list[torch.cuda.Stream]:
-    """The threads' streams, and the last for captures alone. Made at once: torch hands out 32 streams in turn, so one
-    made later may be another's, and what its threads launch would be captured instead of run."""
-    return [torch.cuda.Stream() for _ in range(STREAMS + 1)]
-
-
-def card_jobs(number: int) -> list[Job]:
-    """What a thread does on a card: a call, a new plan, its own plan again, and a graph that it captured."""
-    device, seed = torch.device("cuda"), torch.Generator().manual_seed(number)
-    draw = lambda *shape: torch.randn(*shape, generator=seed).to(device, torch.bfloat16)  # noqa: E731
-    q, k, v = draw(1, 130 + number, 8, 128), draw(1, 130 + number, 2, 128), draw(1, 130 + number, 2, 128)
-    step = draw(2, 1, 8, 128)
-    cache = (draw(2, 300 + number, 2, 128), draw(2, 300 + number, 2, 128))
-    whole = wa.attention(q, k, v, mask=wa.Causal(), backend="reference")
-    token = wa.attention(step, *cache, backend="reference")
-    plan = wa.DecodePlan(step, cache)
-    graph, out = torch.cuda.CUDAGraph(), torch.empty_like(whole)
-    wa.attention(q, k, v, mask=wa.Causal(), out=out)
-    with _one_capture, torch.cuda.graph(graph, stream=streams()[-1], capture_error_mode="thread_local"):
-        wa.attention(q, k, v, mask=wa.Causal(), out=out)
-
-    def replayed() -> Tensor:
-        out.fill_(torch.nan)
-        graph.replay()
-        return out
-
-    return [
-        Job("calls", lambda: wa.attention(q, k, v, mask=wa.Causal()), whole),
-        Job("new plans", lambda: wa.DecodePlan(step, cache)(step, cache), token),
-        Job("planned calls", lambda: plan(step, cache), token),
-        Job("replays", replayed, whole),
-    ]
 
 
 def processes(count: int, seconds: float, command: tuple[str, ...] = CHILD) -> Verdict:

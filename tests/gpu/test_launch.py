@@ -15,7 +15,7 @@ from torch import Tensor
 
 import warpattn as wa
 from tests.oracle import Inputs, check, poisoned
-from warpattn.runtime import bound_launches, call_cache
+from warpattn.runtime import bound_launches, execute
 from warpattn.runtime.tile_counters import TileCounters
 
 pytestmark = pytest.mark.gpu
@@ -48,7 +48,7 @@ def test_the_short_way_gives_the_same_result(monkeypatch):
     for mask, score in ((None, None), (CAUSAL, None), (padding, wa.SoftCap(5.0)), (wa.Causal() & padding, None)):
         results = [wa.attention(q, k, v, mask=mask, score=score, return_lse=True) for _ in range(3)]
         with monkeypatch.context() as context:
-            context.setattr(call_cache, "recall", lambda *_: None)
+            context.setattr(execute, "recall", lambda *_: None)
             results.append(wa.attention(q, k, v, mask=mask, score=score, return_lse=True))
         assert all(torch.equal(out, results[0][0]) and torch.equal(lse, results[0][1]) for out, lse in results)
 
@@ -116,7 +116,7 @@ def test_a_thread_whose_first_use_of_cuda_is_a_launch(monkeypatch):
     for forget in (False, True):  # known to this process, then loaded and planned by the thread
         if forget:
             monkeypatch.setattr(bound_launches, "_loaded", {})
-            monkeypatch.setattr(call_cache, "_known", {})
+            monkeypatch.setattr(execute, "_known", {})
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
@@ -185,7 +185,7 @@ def test_capture_without_counters_left(monkeypatch):
     truth = wa.attention(*tensors, mask=CAUSAL)
     empty = TileCounters(torch.device("cuda", torch.cuda.current_device()))
     monkeypatch.setattr(bound_launches, "tile_counters", lambda device: empty)
-    monkeypatch.setattr(call_cache, "_known", {})
+    monkeypatch.setattr(execute, "_known", {})
     graph, outs = capture(lambda: [wa.attention(*tensors, mask=CAUSAL) for _ in range(3)])
     for _ in range(4):
         graph.replay()
@@ -284,8 +284,8 @@ def test_memory_does_not_grow():
     for _ in range(20):
         wa.attention(q, k, v, mask=wa.Padding(torch.tensor([5, 64], device="cuda")))
     torch.cuda.synchronize()
-    before, known = torch.cuda.memory_allocated(), len(call_cache._known)
+    before, known = torch.cuda.memory_allocated(), len(execute._known)
     for _ in range(200):
         wa.attention(q, k, v, mask=wa.Padding(torch.tensor([5, 64], device="cuda")))
     torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated() <= before and len(call_cache._known) <= known + 1
+    assert torch.cuda.memory_allocated() <= before and len(execute._known) <= known + 1

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 import warpattn as wa
 from warpattn.problem.launch import BUILT_IN
-from warpattn.runtime import call_cache
+from warpattn.runtime import execute
 from warpattn.runtime.tuned import rows, table
 
 pytestmark = pytest.mark.gpu
@@ -29,7 +29,7 @@ def _no_rows(monkeypatch, tmp_path):
     monkeypatch.setattr(rows, "path", lambda: tmp_path / "cache" / rows.FOLDER / rows.FILE)
     monkeypatch.setattr(table.TABLE, "rows", None)
     yield
-    call_cache.forget()
+    execute.forget()
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -26,6 +26,7 @@ REFUSED: dict[str, str] = {
     r"dropout_p is": "there is no dropout",
     r"private function": "a private function of flash-attn",
     r"takes head dims up to": "head dims that no kernel has",
+    r"the page size is \d+; with 8": "pages of 8 bits whose size is no multiple of 8 keys",
     r"new keys and values have 16 bits": "new keys of 8 bits, which flash-attn stores as they are",
 }
 # Tests that look at something else than results.

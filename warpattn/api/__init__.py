@@ -32,9 +32,10 @@ Masks are aligned to the bottom right: query row i of a sequence sits at key pos
 no key gives 0 and an LSE of -inf (with sinks: 0 and the sink). Every function raises one AttentionError (a ValueError)
 that lists all broken rules before anything runs.
 
-Keys and values may have 8 bits where q has 16 or 32: plain tensors, `Quantized(values, scale)`, or pages of a `PagedKV`
-with k_scale and v_scale. They mean values · scale, computed in fp32. 8-bit queries must have the dtype of k and v; the
-result then has the dtype of `out`, bf16 without one, and prefill that is not paged multiplies in 8 bits.
+Keys and values may have 8 bits beside q of any wider dtype (kernels: fp16, bf16): plain tensors, `Quantized(values,
+scale)`, or pages of a `PagedKV` with k_scale and v_scale. They mean values · scale, computed in fp32. 8-bit queries
+must have the dtype of k and v; the result then has the dtype of `out`, bf16 without one, and prefill that is not paged
+multiplies in 8 bits.
 
 Absorbed queries of latent attention may be in two tensors, `LatentQuery(nope, rope)`: kernels read both in place.
 

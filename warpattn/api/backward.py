@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from warpattn.api.dense import DENSE, placed
+from warpattn.api.dense import DENSE, with_backend
 from warpattn.errors import AttentionError
 from warpattn.masks import Mask
 from warpattn.problem import Call
@@ -38,5 +38,5 @@ def attention_backward(
     if seq is not None and not isinstance(seq, Ragged):
         raise AttentionError(f"seq is a {type(seq).__name__}; seq must be None or a warpattn Ragged(cu_q)")
     call = Call(q, k, v, DENSE if seq is None else seq, mask, score, None, scale, True)
-    dq, dk, dv = differentiate(placed(call, backend), Saved(q, k, v, out, lse, None), Along(dout, None))
+    dq, dk, dv = differentiate(with_backend(call, backend), Saved(q, k, v, out, lse, None), Along(dout, None))
     return dq, dk, dv

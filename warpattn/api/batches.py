@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from warpattn.api.dense import attend_call, placed
+from warpattn.api.dense import attend_call, with_backend
 from warpattn.errors import AttentionError
 from warpattn.masks import Mask
 from warpattn.problem import Call
@@ -88,7 +88,7 @@ def attention_paged(
     if isinstance(kv.shared_pages, int) and kv.shared_pages and not torch.compiler.is_compiling():
         from warpattn.runtime.merging.cascade import cascaded  # few calls need it
 
-        result = cascaded(placed(call, backend))
+        result = cascaded(with_backend(call, backend))
         if result is not None:
             return result
     return attend_call(call, backend)

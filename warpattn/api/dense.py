@@ -53,7 +53,7 @@ def attend_call(call: Call, backend: str | Backend) -> Tensor | tuple[Tensor, Te
         from warpattn.distributed import tensors  # imports torch.distributed
 
         return tensors.attend(call, backend)
-    placed(call, backend)
+    with_backend(call, backend)
     if torch.compiler.is_compiling():
         from warpattn.runtime.torch_op import tracing  # imports torch._dynamo
 
@@ -67,7 +67,7 @@ def _is_distributed(call: Call) -> bool:
     return type(call.q).__module__ == "torch.distributed.tensor" and call.sequence is DENSE
 
 
-def placed(call: Call, backend: str | Backend) -> Call:
+def with_backend(call: Call, backend: str | Backend) -> Call:
     """Set the backend of a call, which the caller has just made, and return the call."""
     if isinstance(backend, Backend):
         call.backend, call.deterministic = backend.name, backend.deterministic

@@ -14,6 +14,7 @@ from warpattn.language.expr import Table, symbols
 from warpattn.language.meaning import UnknownError, contents, is_users, meaning
 from warpattn.language.user_code import named, raised_at
 
+NESTED = 100  # so many levels always fit Python's usual stack
 MAX_INT = 1 << 30  # sums of two such still fit the kernels' 32-bit ints
 
 
@@ -46,7 +47,12 @@ class Traced:
 
     def program(self) -> Any:
         """Return the program; traces it the first time."""
-        return self.__dict__.get("_program") or self._unchanged() or self._remembered()
+        try:
+            return self.__dict__.get("_program") or self._unchanged() or self._remembered()
+        except RecursionError as error:
+            refuse_nested(self, error)
+            self._blame(error)
+            raise
 
     def known_program(self) -> Any:
         """Return the program if it has been traced; raises LookupError if not."""
@@ -71,7 +77,7 @@ class Traced:
         if program is None:
             try:
                 program = self.record()
-            except AttentionError:
+            except (AttentionError, RecursionError):
                 raise
             except Exception as error:
                 self._blame(error)
@@ -123,6 +129,17 @@ def _values(value: Any) -> Iterator[Traced]:
     for part in value if isinstance(value, tuple) else getattr(value, "__dict__", {}).values():
         if isinstance(part, tuple | Traced) or is_dataclass(part):
             yield from _values(part)
+
+
+def refuse_nested(value: Traced, error: RecursionError) -> None:
+    """Raise AttentionError if a mask or score is so deep that this can be why Python's stack has ended."""
+    depth, level = 0, {id(value): value}
+    while level:
+        depth += 1
+        level = {id(x): x for one in level.values() for x in vars(one).values() if isinstance(x, Traced)}
+    if depth > NESTED:
+        what = f"{depth} levels of masks or scores are too many for Python's stack"
+        raise AttentionError(f"{what}; combine many in pairs, as in (a | b) | (c | d)") from error
 
 
 def same_object(value: Any) -> Any:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from warpattn.errors import AttentionError
 from warpattn.inputs import kind_of
 from warpattn.language.expr import maximum, minimum, saturated, symbols, trace, where
-from warpattn.language.traced import Lengths, Traced
+from warpattn.language.traced import Lengths, Traced, refuse_nested
 from warpattn.masks.picture import Picture, draw
 from warpattn.masks.program import MaskProgram, Span
 from warpattn.scores import Score, chained
@@ -187,5 +187,13 @@ def _check_parts(operator: str, parts: tuple[Any, ...], may_add: bool) -> None:
     for part in parts:
         if not isinstance(part, Mask):
             raise AttentionError(f"{operator} got {kind_of(part)}; & | ~ combine masks with masks")
-        if not may_add and part.additive() is not None:
+        if not may_add and _adds(part):
             raise AttentionError(f"{operator} got an additive mask; additive masks combine by & only")
+
+
+def _adds(mask: Mask) -> bool:
+    try:
+        return mask.additive() is not None
+    except RecursionError as error:
+        refuse_nested(mask, error)
+        raise

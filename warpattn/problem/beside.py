@@ -27,13 +27,13 @@ def check_beside(rules: Rules, call: Call, sizes: Sizes, dtype: torch.dtype | No
 
 def parts(value: Mask | Score | None) -> Iterator[Mask | Score]:
     """Yield the masks or scores that a combination is made of."""
-    if not isinstance(value, Mask | Score):
-        return
-    inner = [x for held in vars(value).values() for x in _listed(held) if isinstance(x, Mask | Score)]
-    if not inner:
-        yield value
-    for x in inner:
-        yield from parts(x)
+    waiting = [value] if isinstance(value, Mask | Score) else []
+    while waiting:
+        one = waiting.pop()
+        inner = [x for held in vars(one).values() for x in _listed(held) if isinstance(x, Mask | Score)]
+        if not inner:
+            yield one
+        waiting += reversed(inner)
 
 
 def _listed(value: object) -> tuple[object, ...]:

@@ -112,14 +112,20 @@ def _rule(arch: str) -> str:
 
 
 def check_transforms(rules: Rules, backend: str, named: Iterable[tuple[str, object]]) -> None:
-    """Refuse tensors of torch.func and of forward-mode AD: kernels work on memory, which these do not show."""
-    rule = f"the {backend} backend works with torch.autograd's backward only; {USE_REFERENCE} for torch.func"
+    """Check that a call gets no tensor of torch.func or forward-mode AD."""
+    others = f"{USE_REFERENCE} for torch.func and forward-mode derivatives"
+    refuse_transforms(rules, named, f"the {backend} backend works with torch.autograd's backward only; {others}")
+
+
+def refuse_transforms(rules: Rules, named: Iterable[tuple[str, object]], rule: str) -> None:
+    """Note the first tensor of torch.func or forward-mode AD, and the rule that it breaks: kernels work on memory,
+    which does not show what these tensors carry."""
     for name, x in named:
         if isinstance(x, Tensor) and is_functorch_wrapped_tensor(x):
             rules.add(f"{name} is inside of a torch.func transform", rule)
             return
         if isinstance(x, Tensor) and torch.autograd.forward_ad.unpack_dual(x).tangent is not None:
-            rules.add(f"{name} carries a forward-mode tangent", f"{rule} and forward-mode derivatives")
+            rules.add(f"{name} carries a forward-mode tangent", rule)
             return
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, Rules
 from warpattn.problem.backends import NEEDS, chip_of
+from warpattn.problem.gradients import refuse_transforms
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import ALIGNMENT
 from warpattn.runtime import cuda
@@ -21,14 +22,15 @@ Tensors = Sequence[Tensor | None]
 
 class RepeatedCalls:
     """Launches of one function's calls. The kernel reads rows of the first `rows` tensors as vectors, so their
-    alignment is part of the key; `option`, one value, is everything else that decides about a launch.
+    alignment is part of the key; `option`, one value, is everything else that decides about a launch. `names` of the
+    tensors are given where one with a forward-mode tangent is refused.
 
     Launches are kept for the next call with tensors of the same shapes, strides and dtypes, which skips rules and
     planning.
     """
 
-    def __init__(self, name: str, rows: int) -> None:
-        self.name, self.rows = name, rows
+    def __init__(self, name: str, rows: int, names: tuple[str, ...] = ()) -> None:
+        self.name, self.rows, self.names = name, rows, names
         self._known: dict[Hashable, BoundLaunches] = {}
 
     def launched_again(self, tensors: Tensors, option: Hashable) -> bool:
@@ -46,6 +48,10 @@ class RepeatedCalls:
 
     def launch(self, tensors: Tensors, option: Hashable, launches_on: Callable[[str], tuple[Launch, ...]]) -> None:
         """Launch the kernel of the card's architecture on torch's current stream, and keep the launches."""
+        if forward_ad._current_level >= 0:
+            rules, named = Rules(), zip(self.names, tensors, strict=False)
+            refuse_transforms(rules, named, f"{self.name} has no derivatives on a card")
+            rules.done()
         first = tensors[0]
         assert first is not None
         chip = chip_of(first.device)

@@ -17,7 +17,8 @@ from warpattn.serving.new_tokens import check_angles, check_heads, check_memory,
 from warpattn.serving.operators import operator_of
 from warpattn.serving.scaled_rows import check_scale_of, write_rows
 
-_calls = RepeatedCalls("append_paged", rows=4)
+_TENSORS = ("k_pages", "v_pages", "k_new", "v_new", "block_table", "lengths", "cos", "sin", "k_scale", "v_scale")
+_calls = RepeatedCalls("append_paged", 4, _TENSORS)
 
 
 def append_paged(

@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import tensor_fault
 from warpattn.masks import Mask
 from warpattn.masks.base import InOrder
 from warpattn.problem import Call, CheckedCall, is_latent, validate
-from warpattn.problem.gradients import differentiated, named_inputs, refuse_gradients
+from warpattn.problem.gradients import differentiated, named_inputs, refuse_gradients, refuse_transforms
 from warpattn.problem.launch import DEFAULT_OPTIONS, PlanOptions
 from warpattn.problem.memory import apart, extent, overlap
 from warpattn.problem.operands import (
@@ -176,7 +177,7 @@ class ServingPlan:
         """Run one step on (q, k, v, indices …); `sinks` replaces the plan's."""
         _check(self._names, tensors, self._like)
         q, k, v, *indices = tensors
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or forward_ad._current_level >= 0:
             self._refuse_gradients(tensors, sinks)
         rope, given = sequence.q_rope, out is not None
         out, lse = self._results(q, k, v, out)
@@ -211,9 +212,16 @@ class ServingPlan:
         return reference(q, k, v, sequence=sequence, **tail)
 
     def _refuse_gradients(self, tensors: tuple[Tensor, ...], sinks: Tensor | None) -> None:
-        """AttentionError if a result would have to carry gradients of a step's tensors."""
-        if getattr(sinks, "requires_grad", False) or any([tensors[at].requires_grad for at in self._floats]):
-            _check_gradients([*zip(self._names, tensors, strict=True), ("sinks", sinks)])
+        """AttentionError if a result would have to carry gradients of a step's tensors, or kernels their tangents."""
+        asking = getattr(sinks, "requires_grad", False) or any([tensors[at].requires_grad for at in self._floats])
+        dual = self._bound is not None and forward_ad._current_level >= 0
+        named = [*zip(self._names, tensors, strict=True), ("sinks", sinks)] if asking or dual else []
+        if asking:
+            _check_gradients(named)
+        if dual:
+            rules = Rules()
+            refuse_transforms(rules, named, 'a plan has no derivatives; attention has with backend="reference"')
+            rules.done()
 
     def _address_of(self, sinks: Tensor) -> int:
         """Return the address of a step's own sinks; raises AttentionError unless they are like the plan's."""

@@ -18,7 +18,8 @@ from warpattn.serving.scaled_rows import check_scale_of, write_rows
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 
-_calls = RepeatedCalls("append_slots", rows=4)
+_TENSORS = ("k_pages", "v_pages", "k", "v", "slot_mapping", "positions", "cos", "sin", "k_scale", "v_scale")
+_calls = RepeatedCalls("append_slots", 4, _TENSORS)
 
 
 def append_slots(

@@ -28,7 +28,7 @@ from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.backends import NEEDS, chip_of
 from warpattn.problem.launch import BUILT_IN, Launch, PlanOptions
 from warpattn.problem.operands import fitted
-from warpattn.runtime import cache_folder, call_cache, compiler, compilers, kernel_cache
+from warpattn.runtime import cache_folder, compiler, compilers, execute, kernel_cache
 from warpattn.runtime.launches import filled_problem, list_launches
 from warpattn.runtime.plan import plan
 from warpattn.runtime.tuned import rows, table
@@ -158,7 +158,7 @@ def _keep(file: Path, row: Row) -> None:
     except OSError as error:
         raise AttentionError(f"tuned choices cannot be kept in {file}: {error.strerror or error}") from error
     table.TABLE.rows = None
-    call_cache.forget()
+    execute.forget()
 
 
 def _part(progress: Callable[[float], None], done: int, count: int, part: float) -> None:

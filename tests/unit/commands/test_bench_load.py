@@ -12,6 +12,7 @@ import torch
 
 import warpattn as wa
 from bench.soak import __main__ as soak
+from bench.soak import jobs as card
 from bench.soak import load
 from bench.soak.load import Job
 from tests.unit.runtime.card import TILE, make_card, normal  # noqa: F401 (a fixture)
@@ -25,6 +26,16 @@ def jobs(number: int) -> list[Job]:
 def test_threads_that_do_right():
     verdict = load.threads(jobs, 8, [None, None], 0.2)
     assert verdict.right and "calls; " in verdict.said, verdict
+
+
+@pytest.mark.parametrize("number", [0, 63])
+@pytest.mark.parametrize("kind", [card.dense_jobs, card.latent_jobs, card.narrow_jobs])
+def test_jobs_of_each_kind_are_right(kind, number):
+    """On the CPU, where calls and plans run the reference."""
+    seed, done = torch.Generator().manual_seed(number), load.Load()
+    for job in kind(lambda *shape: torch.randn(*shape, generator=seed).bfloat16(), number):
+        done.do(job)
+    assert not done.faults and len(done.done) >= 2
 
 
 def test_one_wrong_value_among_all():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -237,6 +238,33 @@ def test_an_encoding_without_all_signs_gets_its_plan():
     poor = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(line, capture_output=True, text=True, check=False, env=poor)
     assert (done.returncode, done.stderr) == (0, "") and "largest error" in done.stdout
+
+
+def ran(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own."""
+    line = [sys.executable, "-m", "warpattn", *words]
+    return subprocess.run(line, stderr=subprocess.PIPE, text=True, check=False, **options)
+
+
+def test_a_console_without_a_width_gets_its_plan():
+    done = ran("plan", stdout=subprocess.PIPE, env=os.environ | {"COLUMNS": "0"})
+    assert (done.returncode, done.stderr) == (0, "") and "because" in done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device")
+@pytest.mark.parametrize("words", [("plan",), ("plan", "--help")], ids=" ".join)
+def test_output_that_finds_no_space_is_one_sentence(words):
+    with Path("/dev/full").open("w") as full:
+        done = ran(*words, stdout=full)
+    assert done.returncode == 1 and done.stderr == "error: the output cannot be written: No space left on device\n"
+
+
+def test_a_closed_pipe_ends_the_command_without_a_word():
+    read, write = os.pipe()
+    os.close(read)
+    done = ran("plan", stdout=write)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_without_the_extra_one_line_says_so():

@@ -293,6 +293,10 @@ BAD = {
     "packed_custom_mask has 3 elements": lambda: ragged_plan(packed_custom_mask=torch.ones(3).byte()),
     "packed_custom_mask has dtype torch.int32": lambda: ragged_plan(packed_custom_mask=torch.ones(3).int()),
     "v_scale is 2.0": lambda: decode_run(v_scale=2.0),
+    "v has dtype torch.float8_e4m3fn": lambda: flashinfer.single_decode_with_kv_cache(
+        torch.ones(HEADS, DIM), torch.ones(5, HEADS_KV, DIM), torch.ones(5, HEADS_KV, DIM).to(torch.float8_e4m3fn),
+        v_scale=2.0,
+    ),
     "kv_cache_sf is": lambda: decode_run(kv_cache_sf=torch.ones(1)),
     "o_data_type is torch.float16": lambda: decode_run(plan={"o_data_type": "float16"}),
     "use_cuda_graph is True": lambda: flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, "NHD", True),

@@ -73,8 +73,9 @@ def test_a_function_of_version_4():
 @pytest.mark.parametrize("module", [version2, version3, version4], ids=lambda module: module.VERSION[0])
 def test_deterministic_reaches_the_backward(module, monkeypatch):
     double = install(monkeypatch)
-    monkeypatch.setattr(modifiers, "placed", lambda wanted: wa.Backend("simulate:sm90", deterministic=wanted or None))
-    monkeypatch.setattr(module, "placed", modifiers.placed)
+    backend = lambda wanted: wa.Backend("simulate:sm90", deterministic=wanted or None)  # noqa: E731
+    monkeypatch.setattr(modifiers, "backend_for", backend)
+    monkeypatch.setattr(module, "backend_for", modifiers.backend_for)
     q, k, v = (torch.randn(1, 7, 2, 16).bfloat16().requires_grad_() for _ in range(3))
     for wanted in (True, False):
         out = module.flash_attn_func(q, k, v, deterministic=wanted)

@@ -6,9 +6,19 @@ pytest.importorskip("triton")
 
 from tests.drawn import drawn
 from tests.unit.kernels.sm90_builds import chosen, compiled, products
-from warpattn.kernels.sm90.prefill.config import ALIGNMENT, RECOMPUTE_BARRIERS, SMEM_LIMIT, SM90Config, choose_config
+from warpattn.kernels.sm90.prefill.config import (
+    ALIGNMENT,
+    RECOMPUTE_BARRIERS,
+    SMEM_LIMIT,
+    SM90Config,
+    block_columns,
+    choose_config,
+    pad_dim,
+    split_dim,
+    split_values,
+    value_blocks,
+)
 from warpattn.kernels.sm90.prefill.recompute import recomputed_blocks
-from warpattn.kernels.sm90.widths import block_columns, pad_dim, split_dim, split_values, value_blocks
 from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import opcode_counts, resources
 from warpattn.masks import Causal, Full, SlidingWindow

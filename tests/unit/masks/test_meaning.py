@@ -18,7 +18,7 @@ from warpattn.distributed.placement import Placement
 from warpattn.integrations.flex.modifiers import MaskMod
 from warpattn.language.traced import Traced
 from warpattn.problem import Call
-from warpattn.runtime import call_cache
+from warpattn.runtime import execute
 from warpattn.sequences import Dense
 
 LIMIT = 3
@@ -274,11 +274,11 @@ def test_remembered_launches_are_those_of_one_meaning():
     x = torch.randn(1, 8, 1, 8)
     calls = [Call(x, x, x, Dense(), score=Steps(n)) for n in (2, 2.0, 2)]
     with pytest.raises(LookupError):
-        call_cache._identify(calls[0])
+        execute._identify(calls[0])
     for call in calls:
         assert call.score is not None
         call.score.program()
-    keys = [call_cache._identify(replace(call, score=Steps(call.score.n)))[0] for call in calls]
+    keys = [execute._identify(replace(call, score=Steps(call.score.n)))[0] for call in calls]
     assert keys[0] == keys[2] != keys[1]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import and_, or_
+
 import pytest
 import torch
 
@@ -38,6 +41,31 @@ class FewArguments(wa.Mask):
 class Endless(wa.Mask):
     def keep(self, b, h, q, k, lens=None):
         return self.keep(b, h, q, k, lens)
+
+
+def chain(join, count: int) -> wa.Mask:
+    return reduce(join, [wa.SlidingWindow(1000 + i) for i in range(count)])
+
+
+@pytest.mark.parametrize("join", [and_, or_])
+@pytest.mark.parametrize("count", [400, 2000])
+@pytest.mark.parametrize("backend", ["reference", "simulate:sm90"])
+def test_a_chain_too_long_for_pythons_stack_is_one_sentence(join, count, backend):
+    q = torch.zeros(1, 8, 2, 16).bfloat16()
+    with pytest.raises(wa.AttentionError, match=rf"^{count} levels of .*; combine many in pairs, [^;]*$"):
+        wa.attention(q, q, q, mask=chain(join, count), backend=backend)
+
+
+def test_many_masks_in_pairs_and_other_uses_of_a_long_chain():
+    masks: list[wa.Mask] = [wa.SlidingWindow(1000 + i) for i in range(1024)]
+    while len(masks) > 1:
+        masks = [a & b for a, b in zip(masks[::2], masks[1::2], strict=True)]
+    q = torch.zeros(1, 8, 2, 16)
+    assert wa.attention(q, q, q, mask=masks[0]).shape == q.shape
+    deep = chain(and_, 2000)
+    for use in (lambda: deep | wa.Causal(), lambda: ~deep, lambda: deep.picture(4, 4)):
+        with pytest.raises(wa.AttentionError, match="2000 levels of masks"):
+            use()
 
 
 HERE = r"^/.*test_wrong_classes\.py:\d+: "

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from warpattn.problem import rules
-from warpattn.runtime import bound_launches, call_cache, cuda, execute, kernel_cache
+from warpattn.runtime import bound_launches, cuda, execute, kernel_cache
 from warpattn.runtime.kernel_cache import Artifact
 from warpattn.runtime.kernel_parameters import parameters
 from warpattn.runtime.tile_counters import TileCounters
@@ -114,7 +114,7 @@ def make_card(monkeypatch: pytest.MonkeyPatch) -> Card:
         (bound_launches, "tile_counters", lambda device: counters),
         (bound_launches, "processors", lambda device: 100),
         (bound_launches, "_loaded", {}),
-        (call_cache, "_known", {}),
+        (execute, "_known", {}),
         (rules, "choose_backend", lambda *_: "sm90"),
         (execute, "validate", validate),
     ):

@@ -14,7 +14,7 @@ from tests.sim.backward import Case, launches_of
 from tests.unit.runtime.card import B, D, H, S, make_card, misaligned, normal, written  # noqa: F401 (a fixture)
 from warpattn.problem import Call, operands, validate
 from warpattn.problem.launch import Launch
-from warpattn.runtime import bound_launches, call_cache, cuda, execute
+from warpattn.runtime import bound_launches, cuda, execute
 from warpattn.runtime.tile_counters import SLAB, TileCounters
 from warpattn.sequences import Dense
 
@@ -181,7 +181,7 @@ def test_sinks_are_given_as_fp32(card, monkeypatch):
 def test_calls_with_sinks_of_16_bits_are_validated_once(card, monkeypatch):
     validated, values = [], []
     monkeypatch.setattr(execute, "validate", lambda call: validated.append(call) or validate(call))
-    monkeypatch.setattr(call_cache, "logits", lambda x: values.append(operands.logits(x)) or values[-1])
+    monkeypatch.setattr(execute, "logits", lambda x: values.append(operands.logits(x)) or values[-1])
     q = normal()
     for sinks in torch.randn(3, H).to(torch.bfloat16):
         wa.attention(q, q, q, sinks=sinks)
@@ -327,16 +327,16 @@ def test_memory_that_several_parameters_lead_to_counts_once():
 
 def test_remembered_calls_keep_no_more_memory_than_a_bound(card, monkeypatch):
     """Such as copies of 8-bit keys, of every length that a caller has: all are planned anew beyond it."""
-    monkeypatch.setattr(call_cache, "MOST_BYTES", 1000)
-    monkeypatch.setattr(call_cache, "_held", 0)
+    monkeypatch.setattr(execute, "MOST_BYTES", 1000)
+    monkeypatch.setattr(execute, "_held", 0)
     kept = []
     for length, size in ((8, 600), (16, 300), (24, 200), (32, 900)):
         q = normal(1, length, H, D)
         call = Call(q, q.clone(), q.clone(), Dense())
         bound = SimpleNamespace(has_workspace=True, workspace_bytes=size, follow_call=lambda *_: None)
         operands_of_call = operands.Operands(q, call.k, call.v, torch.empty_like(q), None, None)
-        call_cache.remember(call, validate(call), operands_of_call, bound)
-        kept.append(len(call_cache._known))
+        execute.remember(call, validate(call), operands_of_call, bound)
+        kept.append(len(execute._known))
     assert kept == [1, 2, 1, 1]
-    call_cache.forget()
-    assert not call_cache._known and call_cache._held == 0
+    execute.forget()
+    assert not execute._known and execute._held == 0

@@ -103,6 +103,17 @@ def test_numbers_of_masks_and_scores_may_change(name):
         close(fn(Q, n), wa.attention(Q, K, V, **options(n)))
 
 
+@pytest.mark.parametrize("name", NUMBERS)
+def test_sizes_that_torch_keeps_open_may_be_such_numbers(name):
+    options, _ = NUMBERS[name]
+    fn = torch.compile(
+        lambda x: wa.attention(x, x, x, **options(x.shape[1])), fullgraph=True, dynamic=True, backend="eager"
+    )
+    for size in (12, 20):
+        x = torch.randn(1, size, 2, 16)
+        close(fn(x), wa.attention(x, x, x, **options(size)))
+
+
 def test_a_number_that_is_traced_as_a_tensor_is_one_sentence():
     with pytest.raises(wa.AttentionError, match=r"scale is a torch.float32 tensor of shape \(\); scale must be"):
         compiled(lambda q, scale: wa.attention(q, K, V, scale=scale))(Q, torch.tensor(0.3))

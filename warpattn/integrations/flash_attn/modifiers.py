@@ -26,7 +26,7 @@ from warpattn.language.traced import MAX_INT, Lengths
 from warpattn.masks import Causal, Chunked, CustomMask, Mask, SlidingWindow, Span
 from warpattn.scores import ALiBi, Score, SoftCap, chained
 
-__all__ = ["Tail", "Window", "placed", "scored", "two_limits", "two_offsets", "visible"]
+__all__ = ["Tail", "Window", "backend_for", "scored", "two_limits", "two_offsets", "visible"]
 
 Value = Any  # a symbol, a number or a tensor
 NO_LIMIT = MAX_INT - 1  # a side of a window that no sequence reaches
@@ -102,7 +102,7 @@ def scored(softcap: float = 0.0, slopes: Tensor | None = None) -> Score | None:
     return chained(None if size == 0 else SoftCap(softcap), None if slopes is None else ALiBi(slopes))
 
 
-def placed(deterministic: bool) -> str | Backend:
+def backend_for(deterministic: bool) -> str | Backend:
     """Return the backend for flash-attn's `deterministic`, about gradients; False leaves it to torch's switch."""
     return Backend(deterministic=True) if deterministic else "auto"
 

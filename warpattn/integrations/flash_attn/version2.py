@@ -13,7 +13,7 @@ from torch import Tensor
 from warpattn.api import attention
 from warpattn.integrations.flash_attn import packed
 from warpattn.integrations.flash_attn.cache import cached
-from warpattn.integrations.flash_attn.modifiers import Tail, placed, scored, two_limits, visible
+from warpattn.integrations.flash_attn.modifiers import Tail, backend_for, scored, two_limits, visible
 from warpattn.integrations.signature import Given, drop_in
 
 __all__ = [
@@ -60,7 +60,7 @@ CACHE_NAMES = NAMES | {
 
 def _tail(given: Given) -> Tail:
     mask = visible(given.causal, two_limits(given.window_size))
-    backend = placed(given.deterministic)
+    backend = backend_for(given.deterministic)
     return Tail(mask, scored(given.softcap, given.alibi_slopes), scale=given.softmax_scale, backend=backend)
 
 

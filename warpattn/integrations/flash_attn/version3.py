@@ -19,7 +19,7 @@ from warpattn.inputs import kind_of
 from warpattn.integrations.flash_attn import descaled, packed
 from warpattn.integrations.flash_attn.cache import cached
 from warpattn.integrations.flash_attn.latent import absorbed
-from warpattn.integrations.flash_attn.modifiers import Tail, placed, scored, two_limits, visible
+from warpattn.integrations.flash_attn.modifiers import Tail, backend_for, scored, two_limits, visible
 from warpattn.integrations.flash_attn.version2 import CACHE_NAMES, NAMES
 from warpattn.integrations.signature import Given, drop_in
 
@@ -51,7 +51,7 @@ def _tail(given: Given, first_key: Tensor | None = None) -> Tail:
 
 def _trained(given: Given) -> Tail:
     """Return keyword arguments of functions that have a backward."""
-    return _tail(given)._replace(backend=placed(given.deterministic))
+    return _tail(given)._replace(backend=backend_for(given.deterministic))
 
 
 def _scaled(given: Given) -> Given:

@@ -24,7 +24,7 @@ from warpattn.errors import AttentionError
 from warpattn.inputs import is_tensor, kind_of
 from warpattn.integrations.flash_attn import packed, version3
 from warpattn.integrations.flash_attn.latent import absorbed
-from warpattn.integrations.flash_attn.modifiers import Tail, placed, scored, two_offsets, visible
+from warpattn.integrations.flash_attn.modifiers import Tail, backend_for, scored, two_offsets, visible
 from warpattn.integrations.flash_attn.version2 import NAMES
 from warpattn.integrations.flex import MaskMod, ScoreMod
 from warpattn.integrations.signature import Given, drop_in
@@ -151,7 +151,7 @@ def _tail(given: Given) -> Tail:
     sink = given.learnable_sink
     if sink is not None and sink.dtype != getattr(given.q, "dtype", sink.dtype):
         sink = sink.to(torch.float32)
-    return Tail(mask, score, sink, given.softmax_scale, placed(given.deterministic))
+    return Tail(mask, score, sink, given.softmax_scale, backend_for(given.deterministic))
 
 
 def _mask(mod: Any, given: Given) -> Mask:

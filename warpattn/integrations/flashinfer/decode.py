@@ -88,7 +88,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         """q (requests * tokens, Hq, D); out of the same shape, with return_lse also lse (requests * tokens, Hq)."""
         own, q = given.self, given.q
         kv = own.tables.over(given.paged_kv_cache, own.layout, given)
-        layer = planned_layer(own, given, kv.k_pages)
+        layer = planned_layer(own, given, kv.k_pages, kv.v_pages)
         tokens = own.planned.q_len_per_req if given.q_len_per_req is None else given.q_len_per_req
         if not tokens or len(q) % tokens:
             raise AttentionError(f"q_len_per_req is {tokens}; it must divide the rows of q, {len(q)}")
@@ -124,8 +124,8 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
         super().__init__(workspace_buffer, kv_layout, True, use_tensor_cores, **buffers)
 
 
-def planned_layer(own: Any, given: Given, k: Any) -> Layer:
-    """Return the planned layer with a call's changes for keys `k`; the window of a call replaces the plan's."""
+def planned_layer(own: Any, given: Given, k: Any, v: Any) -> Layer:
+    """Return the planned layer with a call's changes for `k` and `v`; the window of a call replaces the plan's."""
     check_planned(own, "run")
     check_output("o_data_type", dtype_of(own.planned.o_data_type), given.q)
     _check_planned(own.planned, given.q, k)
@@ -133,7 +133,7 @@ def planned_layer(own: Any, given: Given, k: Any) -> Layer:
     layer = own.layer
     if window is not None:
         layer = layer_of(Given(vars(own.planned) | {"window_left": window}), given.q.shape[-1])
-    return scaled(layer, given, k)
+    return scaled(layer, given, k, v)
 
 
 def _check_planned(planned: Given, q: Tensor, k: Any) -> None:

@@ -59,9 +59,9 @@ class Layer(NamedTuple):
         return {"mask": self.mask, "score": self.score, "scale": self.scale, "return_lse": True}
 
 
-def scaled(layer: Layer, given: Given, k: Any) -> Layer:
-    """Multiply a call's factors for 16-bit q and keys `k` into the layer's scale; one for 16-bit v is refused."""
-    scale, narrow = layer.scale, [getattr(x, "dtype", None) in EIGHT_BIT for x in (given.q, k, k)]
+def scaled(layer: Layer, given: Given, k: Any, v: Any) -> Layer:
+    """Multiply a call's factors for 16-bit q and `k` into the layer's scale; one for 16-bit `v` is refused."""
+    scale, narrow = layer.scale, [getattr(x, "dtype", None) in EIGHT_BIT for x in (given.q, k, v)]
     for name in [name for name, eight_bit in zip(SCALES, narrow, strict=True) if not eight_bit]:
         factor = vars(given).get(name)
         value = number(factor.reshape(()) if is_tensor(factor) and factor.numel() == 1 else factor)

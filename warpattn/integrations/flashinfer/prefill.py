@@ -82,9 +82,9 @@ class _PrefillWrapper(Wrapper):
             if mask is not None:
                 self.own_mask = made(mask, given.qo_indptr.cpu(), keys, self.device)
 
-    def _tail(self, given: Given, k: Any) -> dict[str, Any]:
-        """Return the keywords of `attention` for a call over keys `k`."""
-        layer = planned_layer(self, given, k)
+    def _tail(self, given: Given, k: Any, v: Any) -> dict[str, Any]:
+        """Return the keywords of `attention` for a call over keys `k` and values `v`."""
+        layer = planned_layer(self, given, k, v)
         if self.own_mask is not None:
             layer = layer._replace(mask=layer.mask & self.own_mask)
         return layer.tail()
@@ -136,7 +136,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         """q (tokens, Hq, D); out (tokens, Hq, Dv), with return_lse also lse (tokens, Hq)."""
         own = given.self
         kv = own.tables.over(given.paged_kv_cache, own.layout, given)
-        tail = own._tail(given, kv.k_pages)
+        tail = own._tail(given, kv.k_pages, kv.v_pages)
         seq = Ragged(own.cu_q, max_q=own.max_q)
         q = with_scale("q_scale", given, given.q)
         return finished(given, *attention_paged(q, kv, seq, out=given.out, sinks=given.sinks, **tail))
@@ -194,7 +194,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
     def run(given: Any) -> Any:
         """q (tokens, Hq, D), k and v (keys, Hkv, D); out (tokens, Hq, Dv), with return_lse also lse (tokens, Hq)."""
         own = given.self
-        tail = own._tail(given, given.k)
+        tail = own._tail(given, given.k, given.v)
         q, (k, v) = with_scale("q_scale", given, given.q), with_scales(given, given.k, given.v)
         return finished(given, *attention_varlen(q, k, v, own.seq, out=given.out, **tail))
 

@@ -45,7 +45,7 @@ FACTORS = {"scale_q": "q", "scale_k": "k", "scale_v": "v"}  # of tensors of 8 bi
 )
 def single_decode_with_kv_cache(given: Given) -> Any:
     """q (Hq, D), k and v (keys, Hkv, D), or (Hkv, keys, D) as "HND"; out (Hq, D), with return_lse also lse (Hq,)."""
-    layer = scaled(Layer.of(given, given.q.shape[-1], causal=True), given, given.k)
+    layer = scaled(Layer.of(given, given.q.shape[-1], causal=True), given, given.k, given.v)
     k, v = (heads_last(x, of_layout(given.kv_layout))[None] for x in (given.k, given.v))
     q = with_scale("q_scale", given, given.q[None, None])
     out, lse = attention(q, *with_scales(given, k, v), **layer.tail())
@@ -67,7 +67,7 @@ def single_prefill_with_kv_cache(given: Given) -> Any:
     keys."""
     q, given = given.q, _with_mask(_named(given))
     check_output("o_dtype", dtype_of(given.o_dtype), q)
-    layer = scaled(Layer.of(given, q.shape[-1], given.causal and given.custom_mask is None), given, given.k)
+    layer = scaled(Layer.of(given, q.shape[-1], given.causal and given.custom_mask is None), given, given.k, given.v)
     if given.custom_mask is not None:
         layer = layer._replace(mask=layer.mask & Materialized(given.custom_mask.bool()[None]))
     k, v = (heads_last(x, of_layout(given.kv_layout))[None] for x in (given.k, given.v))

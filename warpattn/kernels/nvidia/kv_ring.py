@@ -95,10 +95,11 @@ class SharedKVPipeline(KVPipeline):
 
 @gluon.aggregate
 class KVProducerPipeline:
-    """The load warp's side of the ring. K and V tiles have the same `kv_bytes`; the state is a `PipelineState`."""
+    """The load warp's side of the ring that K and V share, or of one for either (`tma_ring`). All tiles, or their
+    chunks, have `tile_bytes` in one CTA; the state is a `PipelineState`."""
 
-    kv_pipeline: gl.base_value  # KVPipeline or SharedKVPipeline
-    kv_bytes: gl.constexpr
+    kv_pipeline: gl.base_value  # KVPipeline, PairKVPipeline or SharedKVPipeline
+    tile_bytes: gl.constexpr
 
     @gluon.jit
     def init(self):
@@ -111,17 +112,12 @@ class KVProducerPipeline:
         return producer_state(self.kv_pipeline.stages)
 
     @gluon.jit
-    def get_kv_smem(self, state, mma_stage: gl.constexpr = 0):
-        """Shared memory of the current slot."""
-        return self.kv_pipeline.tile(state, mma_stage)
-
-    @gluon.jit
     def get_k(self, state, mma_stage: gl.constexpr = 0, expect=True):
         """(full barrier, shared memory) for a K tile. The barrier expects the tile's bytes unless `expect` is false;
         then the caller sets them together with those of other copies."""
         full = self.kv_pipeline.full(state.index, mma_stage)
-        mbarrier.expect(full, self.kv_bytes, pred=expect)
-        return full, self.get_kv_smem(state, mma_stage)
+        mbarrier.expect(full, self.tile_bytes, pred=expect)
+        return full, self.kv_pipeline.tile(state, mma_stage)
 
     @gluon.jit
     def get_v(self, state, mma_stage: gl.constexpr = 0, expect=True):

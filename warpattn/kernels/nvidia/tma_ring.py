@@ -8,52 +8,17 @@ and needs a whole V tile. So a K tile has `num_qk_stages` chunks of columns, eac
 
 The first chunks of K share their barriers with those of Q: the caller then sets the expected bytes of both.
 
-Specification: section 1.3. Aggregates are values, so states are passed and returned; `KVProducerRings` and
-`KVConsumerRings` take both rings at once, with the methods of `kv_ring`, so one role serves both.
+Specification: section 1.3. The load warp's side of each ring is a `KVProducerPipeline`, as of the ring that K and V
+share. Aggregates are values, so states are passed and returned; `KVProducerRings` and `KVConsumerRings` take both rings
+at once, with the methods of `kv_ring`, so one role serves both.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.core import base_value
 
-from .pipelines import PipelineState, consumer_state, producer_state
-
-
-@gluon.aggregate
-class TMAProducerPipeline:
-    """The load warp's side of the K ring (`is_k`) or the V ring. `bytes`: bytes of a chunk in one CTA."""
-
-    pipeline: base_value  # KVPipeline or PairKVPipeline
-    is_k: gl.constexpr
-    bytes: gl.constexpr
-
-    @gluon.jit
-    def start(self):
-        """The first state."""
-        return producer_state(self.pipeline.stages)
-
-    @gluon.jit
-    def get_tile(self, state, qk_stage: gl.constexpr = 0, expect=False):
-        """(full barrier, shared memory) of a chunk; if `expect`, the barrier expects the chunk's bytes."""
-        full = self.pipeline.full(state.index, qk_stage)
-        mbarrier.expect(full, self.bytes, pred=expect)
-        return full, self.pipeline.tile(state, qk_stage)
-
-    @gluon.jit
-    def acquire(self, state, qk_stage: gl.constexpr = 0):
-        """Waits until a chunk of the current slot is empty."""
-        self.pipeline.producer_acquire(state, qk_stage)
-
-    @gluon.jit
-    def commit_step(self, state):
-        """The state of the next slot; the copies themselves complete the barriers."""
-        return state.step()
-
-    get_k = get_tile
-    get_v = get_tile
-    acquire_k = acquire
-    acquire_v = acquire
+from .kv_ring import KVProducerPipeline
+from .pipelines import PipelineState, consumer_state
 
 
 @gluon.jit
@@ -62,7 +27,7 @@ def make_tma_producer(pipeline, is_k: gl.constexpr, nbytes: gl.constexpr):
     chunks: gl.constexpr = pipeline.sub_stages
     gl.static_assert(is_k or chunks == 1, "V arrives whole")
     gl.static_assert(pipeline.parts == chunks, "a chunk is a tile of the ring")
-    return TMAProducerPipeline(pipeline, is_k, nbytes)
+    return KVProducerPipeline(pipeline, nbytes)
 
 
 @gluon.aggregate
@@ -114,8 +79,8 @@ class KVProducerState:
 class KVProducerRings:
     """The load warp's side of both rings."""
 
-    k: TMAProducerPipeline
-    v: TMAProducerPipeline
+    k: KVProducerPipeline
+    v: KVProducerPipeline
 
     @gluon.jit
     def start(self):
@@ -123,27 +88,27 @@ class KVProducerRings:
 
     @gluon.jit
     def acquire_k(self, state, qk_stage: gl.constexpr = 0):
-        self.k.acquire(state.k, qk_stage)
+        self.k.acquire_k(state.k, qk_stage)
 
     @gluon.jit
     def acquire_v(self, state):
-        self.v.acquire(state.v)
+        self.v.acquire_v(state.v)
 
     @gluon.jit
     def get_k(self, state, qk_stage: gl.constexpr = 0, expect=True):
-        return self.k.get_tile(state.k, qk_stage, expect)
+        return self.k.get_k(state.k, qk_stage, expect)
 
     @gluon.jit
     def get_v(self, state, expect=True):
-        return self.v.get_tile(state.v, 0, expect)
+        return self.v.get_v(state.v, 0, expect)
 
     @gluon.jit
     def commit_k(self, state):
-        return KVProducerState(self.k.commit_step(state.k), state.v)
+        return KVProducerState(self.k.commit_k(state.k), state.v)
 
     @gluon.jit
     def commit_v(self, state):
-        return KVProducerState(state.k, self.v.commit_step(state.v))
+        return KVProducerState(state.k, self.v.commit_v(state.v))
 
 
 @gluon.aggregate

@@ -59,10 +59,7 @@ def exact_step(state, s, c, lift: gl.constexpr = 0.0):
 @gluon.jit
 def exactly_lowered(m, c, lift: gl.constexpr):
     """`lowered`, except that rows with a large exponent, where rounding would swallow the lift, keep their maximum."""
-    if lift == 0.0:
-        return m
-    else:
-        return gl.where(gl.abs(m * c) < largest_of(lift), lowered(m, c, lift), m)
+    return gl.where(gl.abs(m * c) < largest_of(lift), lowered(m, c, lift), m)
 
 
 @gluon.constexpr_function

@@ -24,7 +24,7 @@ from warpattn.errors import AttentionError
 from warpattn.problem import Call, validate
 from warpattn.quantized import result_dtype
 from warpattn.runtime import execute
-from warpattn.runtime.call_cache import Result
+from warpattn.runtime.execute import Result
 from warpattn.runtime.torch_op import program
 from warpattn.runtime.training.gradients import Along, Saved, Wanted, checked_backward, take_gradients
 from warpattn.runtime.training.recomputed import recomputed

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from warpattn.language.expr import Table
 from warpattn.language.traced import Traced
 from warpattn.problem import Call
-from warpattn.runtime.call_cache import Result
+from warpattn.runtime.execute import Result
 from warpattn.runtime.torch_op import operators
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
 from warpattn.sequences.latent import LatentPages

@@ -21,7 +21,7 @@ from warpattn.errors import AttentionError
 from warpattn.problem import Call, CheckedCall
 from warpattn.problem.backward import CheckedBackward
 from warpattn.runtime import execute
-from warpattn.runtime.call_cache import Result
+from warpattn.runtime.execute import Result
 from warpattn.runtime.training.gradients import NOTHING, Along, Saved, Wanted, checked_backward, take_gradients
 from warpattn.sequences import Sequence
 

@@ -153,7 +153,7 @@ def shared_ring_kernel(q_desc, k_desc, v_desc, out, tiles):
 
 @gluon.jit
 def two_rings_kernel(q_desc, k_desc, v_desc, out, tiles, chunks: gl.constexpr):
-    """A ring for K, in chunks of columns, and one for V: TMAProducerPipeline and TMAConsumerPipeline."""
+    """A ring for K, in chunks of columns, and one for V: KVProducerRings and KVConsumerRings."""
     width: gl.constexpr = q_desc.block_type.shape[1]
     D: gl.constexpr = v_desc.block_type.shape[1]
     q = gl.allocate_shared_memory(gl.float16, [chunks, M, width], q_desc.layout)

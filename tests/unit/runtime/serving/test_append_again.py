@@ -90,6 +90,20 @@ def test_a_call_like_one_before_only_writes_addresses(rotated, driver, monkeypat
         assert not others & set(parameters)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # torch imports decompositions
+def test_a_forward_mode_tangent_is_refused_where_a_kernel_would_run(driver):  # noqa: F811
+    *cache, k_new, v_new, _, _ = tensors()
+    launch((*cache, k_new, v_new, None, None))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(v_new, v_new)
+        with pytest.raises(wa.AttentionError, match=r"^v_new carries a forward-mode tangent; append_paged has no"):
+            launch((*cache, k_new, dual, None, None))
+        ordered = (*cache[:2], dual, v_new, cache[3], None, None, None, None, None)
+        with pytest.raises(wa.AttentionError, match=r"^k carries a forward-mode tangent; append_slots has no"):
+            slots._calls.launch(ordered, False, lambda arch: ())
+    assert len(driver.launches) == 1
+
+
 UNLIKE = {
     "page size": lambda x: tensors(page=8),
     "strides": lambda x: (x[0].transpose(1, 2).contiguous().transpose(1, 2), *x[1:]),

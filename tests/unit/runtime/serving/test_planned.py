@@ -9,7 +9,7 @@ import torch
 
 import warpattn as wa
 from tests.unit.runtime.card import B, D, H, S, make_card, misaligned, normal, written  # noqa: F401 (a fixture)
-from warpattn.runtime import call_cache
+from warpattn.runtime import execute
 
 pytestmark = pytest.mark.usefixtures("card")
 
@@ -135,10 +135,10 @@ def test_masks_with_tensors_are_not_kept_alive(card):
         mask = wa.Padding(torch.tensor([3, 4]))
         for _ in range(2):
             wa.attention(q, q, q, mask=mask)
-    assert card.examined == 10 and len(call_cache._known) == 1
+    assert card.examined == 10 and len(execute._known) == 1
     del mask
     gc.collect()
-    assert not call_cache._known
+    assert not execute._known
     assert len(card.keys) == 1, "one kernel serves them all"
 
 
@@ -146,14 +146,14 @@ def test_additive_masks_work_without_the_short_way(card):
     q, mask = normal(), wa.Materialized(torch.zeros(B, S, S))
     for _ in range(3):
         wa.attention(q, q, q, mask=mask)
-    assert len(card.launches) == 3 and len(card.keys) == 1 and not call_cache._known
+    assert len(card.launches) == 3 and len(card.keys) == 1 and not execute._known
 
 
 def test_memories_are_bounded(card, monkeypatch):
-    monkeypatch.setattr(call_cache, "AT_MOST", 8)
+    monkeypatch.setattr(execute, "AT_MOST", 8)
     for length in range(1, 40):
         wa.attention(normal(1, length, 1, 8), normal(1, 3, 1, 8), normal(1, 3, 1, 8))
-        assert len(call_cache._known) <= 8
+        assert len(execute._known) <= 8
 
 
 def test_an_output_over_an_operand_is_never_recalled(card):

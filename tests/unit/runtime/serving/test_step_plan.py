@@ -159,6 +159,26 @@ COPIED = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # torch imports decompositions
+@pytest.mark.parametrize("gradients", [False, True])
+def test_forward_mode_tangents_are_refused_where_kernels_run(gradients, on_card):
+    pages = pages_of(torch.bfloat16)
+    q, kv, seq = step((1, 1), (30, 64), pages, torch.bfloat16)
+    steps, decode = wa.StepPlan(q, kv, seq, sinks=SINKS), wa.DecodePlan(q[:, None], kv)
+    refused = "carries a forward-mode tangent; a plan has no derivatives"
+    with torch.autograd.forward_ad.dual_level(), torch.set_grad_enabled(gradients):
+        dual, sinks = (torch.autograd.forward_ad.make_dual(x, x) for x in (q, SINKS))
+        with pytest.raises(wa.AttentionError, match=f"^q {refused}"):
+            steps(dual, kv, seq)
+        with pytest.raises(wa.AttentionError, match=f"^sinks {refused}"):
+            steps(q, kv, seq, sinks=sinks)
+        with pytest.raises(wa.AttentionError, match=f"^q {refused}"):
+            decode(dual[:, None], kv)
+        steps(q, kv, seq)
+        decode(q[:, None], kv)
+    assert len(on_card.launches) == 2
+
+
 def holes(x: torch.Tensor) -> torch.Tensor:
     """The same elements with others between them."""
     return torch.stack([x, x + 1], -1)[..., 0]

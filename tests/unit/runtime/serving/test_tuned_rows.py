@@ -71,7 +71,7 @@ def test_damaged_files_are_one_sentence_and_no_choice(kind, machine, capsys):
     table.TABLE.rows = None
     for length in (18, 19):
         wa.attention(normal(B, length, H, D), normal(), normal())
-    tuning.call_cache.forget()
+    tuning.execute.forget()
     wa.attention(normal(), normal(), normal())
     assert machine[-1] != tuned
     said = capsys.readouterr().err

@@ -5,10 +5,9 @@ This file imports no Triton.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from warpattn.kernels.topology import Topology
 from warpattn.problem import Problem
@@ -19,8 +18,19 @@ FEW_HEADS = 2  # up to so many heads of a group, L2 holds Q, dO and dQ of all se
 MOST_TOGETHER = 64  # so many CTAs certainly run at once: a Hopper GPU has at least 78 SMs (H20)
 
 
+class ArchTiles:
+    """Sizes that each architecture's config computes, as properties of its own."""
+
+    if TYPE_CHECKING:
+        rows: int  # keys of a TMA box
+        key_parts: int  # TMA boxes of a CTA's keys
+        persistent: bool  # whether a CTA does several key tiles
+        dq_cols: int  # columns of dQ that are added at a time
+        topology: Topology
+
+
 @dataclass(frozen=True)
-class BackwardTiles(ABC):
+class BackwardTiles(ArchTiles):
     """Tile sizes of one compiled kernel that launches and the shared kernels read; an architecture's config has more.
     Up to 128 columns, both head dims are padded to one size."""
 
@@ -33,30 +43,6 @@ class BackwardTiles(ABC):
     ragged: bool  # sequences are packed end to end
     deterministic: bool  # CTAs add to a dQ tile in a fixed order
     block_m: int  # query rows of a tile
-
-    @property
-    @abstractmethod
-    def rows(self) -> int:
-        """Keys of a TMA box."""
-
-    @property
-    @abstractmethod
-    def key_parts(self) -> int:
-        """TMA boxes of a CTA's keys."""
-
-    @property
-    @abstractmethod
-    def persistent(self) -> bool:
-        """Whether a CTA does several key tiles."""
-
-    @property
-    @abstractmethod
-    def dq_cols(self) -> int:
-        """Columns of dQ that are added at a time."""
-
-    @property
-    @abstractmethod
-    def topology(self) -> Topology: ...
 
     @cached_property
     def dq_copies(self) -> int:

@@ -11,10 +11,12 @@ import torch
 from warpattn.problem import Problem
 from warpattn.problem.launch import Choice, PlanOptions
 from warpattn.problem.operands import is_masked, sees_first_keys
-from warpattn.problem.problem import NO_SCALES
+from warpattn.problem.problem import NO_SCALES, Scales
+from warpattn.problem.scales import EightBit
 from warpattn.quantized import ROW_BLOCKS
 
 from ..arguments import COPIED_KEYS
+from ..operand_format import OperandFormat
 
 LATER = (None, "tensor", "head")  # scales that prefill folds into the softmax scale and the factor of the output
 # With so many query rows per key, copies of 8-bit keys and of keys in small pages pay off (bench/notes.md, 236).
@@ -86,6 +88,14 @@ def of_copies(problem: Problem) -> Problem:
     """The problem over the copies, without scales."""
     page_size = COPIED_KEYS if problem.page_size else 0
     return replace(problem, kv_dtype=None, scales=NO_SCALES, page_size=page_size)
+
+
+def with_scales(operands: OperandFormat, problem: Problem) -> OperandFormat:
+    """The operands of a kernel over copies of a problem's 8-bit K and V; scales of tensor or head are left to it."""
+    if problem.kv_dtype is None:
+        return operands
+    left = Scales(*(None if of_token(scale) else scale for scale in problem.scales))
+    return replace(operands, eight_bit=EightBit(operands.element, left))
 
 
 def over_copies(choice: Choice, config: Any, problem: Problem) -> Choice:

@@ -16,8 +16,7 @@ from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY, EARLY_AND_WAITS, Cho
 from warpattn.problem.scales import eight_bit_of
 
 from ..operand_format import OperandFormat
-from ..prefill.config import CONSUMER_ROWS, SMEM_LIMIT, pad_dim
-from ..widths import MOST_VALUES
+from ..prefill.config import CONSUMER_ROWS, MOST_VALUES, SMEM_LIMIT, pad_dim
 from .config import LEAST_BOX, REGISTERS, DecodeConfig, LengthSums, Overlap, Schedule, StreamConfig, SwapAB
 
 MAX_TOKENS = 16

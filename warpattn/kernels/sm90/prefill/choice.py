@@ -20,7 +20,7 @@ from warpattn.problem.element import ELEMENT_OF
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.operands import is_masked
 
-from ..copies.config import copies, of_copies, over_copies
+from ..copies.config import copies, of_copies, over_copies, with_scales
 from .config import CONSUMER_ROWS, SHORT_ROWS, SM90Config, TileShape, choose_config, with_tile
 from .eight_bit.config import eight_bit_config
 from .launch import arrange
@@ -106,10 +106,11 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     takes the configuration with the least work, and splits keys as for one sequence alone."""
     if problem.kv_dtype is not None and copies(problem, options):
         choice = choose(of_copies(problem), target, options)
-        return over_copies(choice, choice.config.with_scales(problem), problem)
+        operands = with_scales(choice.config.operands, problem)
+        return over_copies(choice, replace(choice.config, operands=operands), problem)
     alone = replace(problem, batch=1) if options.batch_invariant else problem
     usual, why = usual_config(problem, problem.seq_q)
-    best = pack(problem, usual, why, None if options.batch_invariant else target)
+    best = best_tile(problem, usual, why, None if options.batch_invariant else target)
     parts, split_why = split(alone, best.candidate, target)
     row = row_words(best.candidate.tiling)
     if parts == 1:
@@ -124,8 +125,9 @@ def usual_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
     *_, tensors = cast("tuple[tuple, tuple, tuple]", problem.mask)
     rows, masked = SHORT_ROWS if tensors else seq_q, is_masked(problem)
     config, why = choose_config(ELEMENT_OF[problem.dtype], problem.dim_qk, problem.dim_v, rows, masked)
-    wide = config.wide <= 64
-    return config, "a mask that reads tensors: 240 registers a thread hold their elements" if tensors and wide else why
+    if tensors and config.wide <= 64:
+        why = "a mask that reads tensors: 240 registers a thread hold their elements"
+    return config, why
 
 
 def shared_out(config: SM90Config) -> SM90Config:
@@ -134,7 +136,7 @@ def shared_out(config: SM90Config) -> SM90Config:
     return replace(config, split=True, store_parts=(min(columns, config.v_parts[-1]),))
 
 
-def pack(problem: Problem, usual: SM90Config, why: str, target: Arch | None) -> Best:
+def best_tile(problem: Problem, usual: SM90Config, why: str, target: Arch | None) -> Best:
     """The candidate that ends first on the SMs of `target`, or, with `target` None, has the least work. The usual
     configuration if none is better by enough."""
     counts = KeyTiles(problem)

@@ -1,27 +1,26 @@
 """SM90Config: tiles, rings, registers and shared memory of Hopper's prefill kernels. `choose_config` gives the usual
 one for a pair of head dims, `with_tile` the same with another tile.
 
-The kernel, the planner and the tests read it. This file imports no Triton.
+First: how the columns of a head dim are cut, into parts that are powers of two, and values into blocks with a launch
+each. The kernel, the planner and the tests read this file, which imports no Triton.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import NamedTuple
 
 from warpattn.kernels.pieces.scheduler_sizes import SPLIT_TILE_FIELDS, TILE_FIELDS
 from warpattn.kernels.topology import BARRIER_BYTES, Edge, Registers, Role, Signal, Topology
-from warpattn.problem import Problem
 from warpattn.problem.element import FP16, Element
-from warpattn.problem.problem import Scales
-from warpattn.problem.scales import EightBit
+from warpattn.problem.operands import whole_runs
 
-from ..copies.config import of_token
 from ..operand_format import OperandFormat, WithOperands
-from ..widths import block_columns, pad_dim, split_dim, split_values
 from .eight_bit.sizes import EightBitSizes
 
+LEAST_PART = 16  # columns of the narrowest part of a head dim: the k of wgmma
+MOST_VALUES = 256  # columns of values in one launch: their accumulator has 128 registers a thread
 CONSUMER_ROWS = 64  # rows of one warpgroup: M of wgmma
 SMEM_LIMIT = 232_448  # bytes: 227 KiB a CTA on sm_90
 ALIGNMENT = 512  # bytes of shared memory that the compiler may add
@@ -34,6 +33,55 @@ CONVERT_REGISTERS = 48  # registers a thread of that role
 WIDE_QUERIES = 256  # wider queries leave shared memory for only one query tile and 32 keys at a time
 SHORT_ROWS = 2048  # up to so many queries at head dim 64, 128-row tiles fit a causal triangle better than 192-row ones
 REGISTERS = {1: Registers(232, 24), 2: Registers(240, 24), 3: Registers(160, 32), 4: Registers(112, 32)}  # by consumers
+
+
+@cache
+def pad_dim(dim: int) -> int:
+    """Head dim rounded up to a power of two, at least 32, as TMA boxes and register tensors need it."""
+    return max(32, 1 << (dim - 1).bit_length())
+
+
+@cache
+def split_dim(dim: int) -> tuple[int, ...]:
+    """Widths of the parts of a head dim, powers of two that add up to it or to a little more: 192 is 128 and 64.
+
+    Head dims up to 32 and from 49 to 64 stay one part, because exponentials take longer than products there. So do
+    those whose parts would not be faster: 112 columns in three took 1.06 times as long as 128 (H200).
+    """
+    whole = pad_dim(dim)
+    columns = -(-dim // LEAST_PART) * LEAST_PART
+    parts = tuple(width for width in (256, 128, 64, 32, LEAST_PART) if columns & width)
+    return parts if whole >= 64 and columns < whole and len(parts) <= (2 if whole == 128 else 3) else (whole,)
+
+
+@cache
+def split_values(dim: int) -> tuple[int, ...]:
+    """Widths of the parts of values; at most one is below 64.
+
+    In P·V wgmma reads P from registers, and 16 or 32 columns then take as long as 64 (bench/notes.md, 222). So parts of
+    32 and 16 columns become one of 64: 48 columns need one product instead of two, 176 two instead of three.
+    """
+    parts = split_dim(dim)
+    return (*parts[:-2], 64) if parts[-2:] == (32, LEAST_PART) else parts
+
+
+@cache
+def value_blocks(dim_v: int) -> tuple[int, ...]:
+    """First columns of the blocks of `block_columns(dim_v)` values that launches have."""
+    return (0,) if dim_v <= MOST_VALUES else (0, dim_v - block_columns(dim_v))
+
+
+@cache
+def block_columns(dim_v: int) -> int:
+    """Columns of a block of values, a whole number of runs; two blocks may overlap."""
+    return dim_v if dim_v <= MOST_VALUES else whole_runs(-(-dim_v // 2))
+
+
+@cache
+def block_words(dim_v: int) -> tuple[str, ...]:
+    """Why values have several launches; () if they have one."""
+    count, columns = len(value_blocks(dim_v)), block_columns(dim_v)
+    return (f"values of > {MOST_VALUES} columns: {count} launches of {columns}, each with all scores",) * (count > 1)
 
 
 class TileShape(NamedTuple):
@@ -151,13 +199,6 @@ class SM90Config(KeyTileSizes, EightBitSizes):
         """Whether keys and values are 16-bit copies of 8-bit ones (sm90/copies)."""
         return self.eight_bit is not None and self.eight_bit.widened
 
-    def with_scales(self, problem: Problem) -> SM90Config:
-        """The config for 16-bit copies of a problem's 8-bit K and V; scales of tensor or head are left to it."""
-        if problem.kv_dtype is None:
-            return self
-        left = Scales(*(None if of_token(scale) else scale for scale in problem.scales))
-        return replace(self, operands=replace(self.operands, eight_bit=EightBit(self.element, left)))
-
     @cached_property
     def qk_parts(self) -> tuple[int, ...]:
         """Columns of the parts of Q and K."""
@@ -235,10 +276,10 @@ class SM90Config(KeyTileSizes, EightBitSizes):
         sharing may bring warpgroups into step, so that all want the tensor core at once and then none does: it was up
         to 7 % slower without a mask, and 2 % in long rows.
         """
-        return self.alike and (self.consumers > 3 or (not long and (masked or not self.overlaps)))
+        return self.may_share_code and (self.consumers > 3 or (not long and (masked or not self.overlaps)))
 
     @property
-    def alike(self) -> bool:
+    def may_share_code(self) -> bool:
         """Whether warpgroups may share code at all. Head dim 256, without turns, was 14 % slower with shared code;
         between 128 and 256 only 192 was tried, where the code of the two warpgroups differs."""
         return self.padded_qk <= 128 and (self.take_turns or self.consumers > 3)
@@ -291,7 +332,7 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
     operands = OperandFormat(element, dim_qk, dim_v)
     if sum(qk) > WIDE_QUERIES:
         why = f"queries of > {WIDE_QUERIES} columns: 32 keys a tile, one query tile, output stored in column blocks"
-        return stored(SM90Config(operands, 2, 32, 2, 1, v, Registers(240, 24), False)), why
+        return fit_output(SM90Config(operands, 2, 32, 2, 1, v, Registers(240, 24), False)), why
     if wide <= 64 and masked and seq_q <= SHORT_ROWS:
         why = f"head dim <= 64, a mask and at most {SHORT_ROWS} queries: 128-row tiles waste less of the diagonal"
         return SM90Config(operands, 2, 128, 4, 2, v, Registers(240, 24), True), why
@@ -304,12 +345,12 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
     if wide <= 160 or (wide <= 192 and sum(v) <= 128):
         why = "head dim <= 160, or <= 192 with values of <= 128: 128 keys a tile, with one query tile they fit"
         held = held if wide > 160 else 0
-        return stored(SM90Config(operands, 2, 128, 2, 1, v, Registers(240, 24), True, held_parts=held)), why
+        return fit_output(SM90Config(operands, 2, 128, 2, 1, v, Registers(240, 24), True, held_parts=held)), why
     if wide < 256:
         why = "head dim > 160: 64 keys a tile, one query tile, the last part of Q in registers"
-        return stored(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), True, held_parts=held)), why
+        return fit_output(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), True, held_parts=held)), why
     why = "head dim > 224: 64 keys a tile, one query tile, output stored in column blocks, to fit shared memory"
-    return stored(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), masked)), why
+    return fit_output(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), masked)), why
 
 
 def _stages(columns: int) -> int:
@@ -317,7 +358,7 @@ def _stages(columns: int) -> int:
     return 4 if columns <= 80 else 3 if columns <= 96 else 2
 
 
-def stored(config: SM90Config) -> SM90Config:
+def fit_output(config: SM90Config) -> SM90Config:
     """The config with narrower column blocks of the output (128 or 64) where the whole one exceeds shared memory."""
     if config.smem_bytes + ALIGNMENT <= SMEM_LIMIT:
         return config
@@ -339,5 +380,5 @@ def with_tile(usual: SM90Config, tile: TileShape, slots: int = 2) -> SM90Config 
         registers=registers, take_turns=tile.consumers in (2, 3),
     )  # fmt: skip
     depths = dict.fromkeys((max(slots, 256 // tile.keys), 4, 3, 2))
-    rings = (stored(replace(config, q_stages=q, kv_stages=kv)) for q in (2, 1) for kv in depths)
+    rings = (fit_output(replace(config, q_stages=q, kv_stages=kv)) for q in (2, 1) for kv in depths)
     return next((ring for ring in rings if (ring.smem_bytes + 2 * ALIGNMENT) * ring.ctas <= SMEM_LIMIT), None)

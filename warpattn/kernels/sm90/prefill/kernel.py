@@ -32,7 +32,7 @@ def attend(ctx, number: gl.constexpr):
     would otherwise specialise the code for it.
     """
     config: gl.constexpr = ctx.config
-    wg = hide_from_compiler(number) if config.alike else number
+    wg = hide_from_compiler(number) if config.may_share_code else number
     if number == config.consumers - 1:
         turn_pass(number, config)
     attend_role(ctx, wg)

@@ -1,5 +1,4 @@
-"""Plans grid and tile order of a dense prefill on Hopper (`arrange`), and makes the launches of
-a call (`list_launches`)."""
+"""Plans tile order and grid of a dense prefill on Hopper (`arrange`); makes a call's launches (`list_launches`)."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ from warpattn.sequences import Sequence
 from ...nvidia.combine_launch import combine_launch, workspace
 from ..arguments import LARGEST_EXPONENT, PrefillShape, SplitShape
 from ..copies.launch import copied
-from ..widths import block_words, value_blocks
-from .config import SM90Config, pad_dim
+from .config import SM90Config, block_words, pad_dim, value_blocks
 from .eight_bit.transpose_launch import transposed
 
 OPTIONS = compile_options()
@@ -100,9 +98,7 @@ def _section(problem: Problem, target: Arch, m_tiles: int, packed: int) -> tuple
     return side_by_side * group, why
 
 
-def list_launches(
-    checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice
-) -> tuple[Launch, ...]:
+def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice) -> tuple[Launch, ...]:
     """The launches of a dense call: first one that transposes 8-bit values (8-bit queries) or copies 8-bit K and V to
     16 bits, if needed; then attention; last one that combines partial outputs, if keys are split."""
     problem = checked.problem

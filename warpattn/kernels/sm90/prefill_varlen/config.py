@@ -13,7 +13,7 @@ from warpattn.problem.arch import Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY_AND_WAITS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
 
-from ..copies.config import copies, of_copies, over_copies
+from ..copies.config import copies, of_copies, over_copies, with_scales
 from ..prefill.choice import (
     GAIN,
     Best,
@@ -28,9 +28,8 @@ from ..prefill.choice import (
     tiling,
     usual_config,
 )
-from ..prefill.config import SM90Config, TileShape
+from ..prefill.config import SM90Config, TileShape, block_words
 from ..prefill.rates import LENGTHS_TILES
-from ..widths import block_words
 
 PAGED_REGISTERS = 32  # registers a thread of a producer that holds page numbers, beside 2 x 240 or 3 x 160
 COPIED_KEYS = 64  # most keys of a tile that is copied row by row: half the code of 128
@@ -104,7 +103,8 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     sequences; the rows in its tile may, since they change no bit of its result."""
     if (problem.page_size or problem.kv_dtype is not None) and copies(problem, options):
         choice = choose(of_copies(problem), target, options)
-        tiles = choice.config.tiles.with_scales(problem)
+        tiles = choice.config.tiles
+        tiles = replace(tiles, operands=with_scales(tiles.operands, problem))
         return over_copies(choice, replace(choice.config, tiles=tiles, copied=True), problem)
     usual = _typical(problem, options)
     tiles, why = usual_config(problem, problem.max_q or usual.seq_q)
@@ -113,7 +113,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
         keys = tiles.block_n if box else min(tiles.block_n, COPIED_KEYS)
         tiles = replace(tiles, registers=replace(tiles.registers, producer=PAGED_REGISTERS), block_n=keys)
     near = replace(usual, batch=1, seq_q=_near(usual.seq_q), seq_k=_near(usual.seq_k), max_q=0)
-    best = _pack(near, tiles, why, options.batch_invariant)
+    best = _best_tile(near, tiles, why, options.batch_invariant)
     parts, split_why = 1, ""
     if not (options.batch_invariant and problem.ragged_queries):
         parts, split_why = split(usual, best.candidate, target)
@@ -143,7 +143,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
 
 
 @lru_cache(maxsize=1024)
-def _pack(typical: Problem, usual: SM90Config, why: str, same_keys: bool) -> Best:
+def _best_tile(typical: Problem, usual: SM90Config, why: str, same_keys: bool) -> Best:
     """The candidate with the least work for a `typical` sequence and no more than the usual one for a long sequence.
     `same_keys`: only candidates with the usual number of keys per tile. Cached, since engines call with new lengths in
     every step and counting takes milliseconds."""

@@ -21,9 +21,8 @@ from ...nvidia.clipped_map import ClippedMap, clipped_maps
 from ...nvidia.combine_launch import ListedRows, combine_launch, workspace
 from ..arguments import LARGEST_EXPONENT
 from ..copies.launch import copied
-from ..prefill.config import pad_dim
+from ..prefill.config import pad_dim, value_blocks
 from ..prefill.eight_bit.transpose_launch import transposed
-from ..widths import value_blocks
 from .config import VarlenConfig, VarlenShape
 
 Layout = Ragged | PagedKV | PagedRagged

@@ -17,8 +17,7 @@ from warpattn.problem.scales import eight_bit_of
 from warpattn.quantized import ROW_BLOCKS
 
 from ...operand_format import OperandFormat
-from ...widths import pad_dim
-from ..config import ALIGNMENT, SHORT_ROWS, SMEM_LIMIT, SM90Config, choose_config, stored
+from ..config import ALIGNMENT, SHORT_ROWS, SMEM_LIMIT, SM90Config, choose_config, fit_output, pad_dim
 
 PRODUCT_SCALES = (None, "tensor", "head", *ROW_BLOCKS)  # kinds of scales that 8-bit products can have
 CONVERT_CONSUMER, CONVERT_PRODUCER = 216, 32  # registers a thread in kernels with a converting warpgroup
@@ -65,7 +64,7 @@ def _products_config(problem: Problem) -> tuple[SM90Config, str]:
 
 def _fitted(config: SM90Config) -> SM90Config:
     """The config with fewer columns of the output stored at once, until scales fit in shared memory, too."""
-    config = stored(config)
+    config = fit_output(config)
     while config.smem_bytes + ALIGNMENT > SMEM_LIMIT and config.store_parts[0] > LEAST_STORED:
         config = replace(config, store_parts=(config.store_parts[0] // 2,))
     return config

@@ -9,7 +9,7 @@ from warpattn.problem.launch import Launch
 
 from ....nvidia.arguments import strided
 from ...arguments import KEYS_OF_PRODUCT, TRANSPOSED_KEYS, TransposeShape
-from ...widths import pad_dim
+from ..config import pad_dim
 
 
 def transposed(v: Tensor, cu: Tensor | None = None) -> tuple[Tensor, tuple[Launch]]:
