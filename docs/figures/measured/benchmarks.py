@@ -36,8 +36,8 @@ means that warpattn is faster.
 """
 
 LATER = (
-    "Full attention of long rows at head dim 256 is behind flash-attn-4 on both cards: its key tiles have 80 keys; ours, "
-    "powers of two, have 64."
+    "Full attention of long rows at head dim 256 is behind flash-attn-4 on both cards: its key tiles have 80 keys; "
+    "ours, powers of two, have 64."
 )
 
 DECODE = """What the numbers do not show by themselves:
