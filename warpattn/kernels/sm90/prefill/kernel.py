@@ -11,6 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ...nvidia.opaque import hide_from_compiler
+from ...nvidia.shared_role import begin_shared, end_shared, run_shared
 from ...pieces.modifiers import modifiers
 from ...pieces.scales import softmax_scale
 from ...pieces.scheduler import TILE_FIELDS, Work
@@ -28,36 +29,25 @@ from .recompute import end_role, recompute_tiles
 def attend(ctx, number: gl.constexpr):
     """Runs consumer warpgroup `number`; with a mask, it then waits until outputs that recompute.py reads are stored.
 
-    Where warpgroups may share one copy of the code (runtime/shared_code), the number is hidden from the compiler, which
-    would otherwise specialise the code for it.
+    With one copy of the code (runtime/shared_code) the first one's is compiled, and the others run it. Where that may
+    be, the number is hidden from the compiler, which would otherwise specialise the code for it.
     """
     config: gl.constexpr = ctx.config
-    wg = hide_from_compiler(number) if config.alike else number
     if number == config.consumers - 1:
         turn_pass(number, config)
-    attend_role(ctx, wg)
-    if ctx.mods.keep is not None:
-        end_role(ctx, wg)
-
-
-@gluon.jit
-def attend_0(ctx):
-    attend(ctx, 0)
-
-
-@gluon.jit
-def attend_1(ctx):
-    attend(ctx, 1)
-
-
-@gluon.jit
-def attend_2(ctx):
-    attend(ctx, 2)
-
-
-@gluon.jit
-def attend_3(ctx):
-    attend(ctx, 3)
+    if config.one_copy and number > 0:
+        run_shared(number)
+    else:
+        wg = number
+        if config.one_copy:
+            wg = begin_shared()
+        elif config.alike:
+            wg = hide_from_compiler(number)
+        attend_role(ctx, wg)
+        if ctx.mods.keep is not None:
+            end_role(ctx, wg)
+        if config.one_copy:
+            end_shared()
 
 
 @gluon.jit
@@ -118,7 +108,7 @@ def start_roles(ctx):
             poke(ctx.rings.left.index(wg), -1)
     first: gl.constexpr = 0 if ctx.config.converts else 1
     gl.warp_specialize(
-        [(attend_0, (ctx,)), (attend_1, (ctx,)), (attend_2, (ctx,)), (attend_3, (ctx,))][: ctx.config.consumers]
+        [(attend, (ctx, 0)), (attend, (ctx, 1)), (attend, (ctx, 2)), (attend, (ctx, 3))][: ctx.config.consumers]
         + [(convert_role, (ctx,)), (load_role, (ctx,))][first:],
         workers.warps,
         workers.registers,
