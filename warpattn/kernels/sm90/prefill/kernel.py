@@ -51,6 +51,26 @@ def attend(ctx, number: gl.constexpr):
 
 
 @gluon.jit
+def attend_0(ctx):
+    attend(ctx, 0)
+
+
+@gluon.jit
+def attend_1(ctx):
+    attend(ctx, 1)
+
+
+@gluon.jit
+def attend_2(ctx):
+    attend(ctx, 2)
+
+
+@gluon.jit
+def attend_3(ctx):
+    attend(ctx, 3)
+
+
+@gluon.jit
 def prefill_kernel(
     q_maps, k_maps, v_maps, o_maps, lse_ptr, sinks_ptr, counter_ptr, scale, shape, mask_args, score_args,
     config: gl.constexpr, functions: gl.constexpr, has_sinks: gl.constexpr, has_lse: gl.constexpr,
@@ -108,7 +128,7 @@ def start_roles(ctx):
             poke(ctx.rings.left.index(wg), -1)
     first: gl.constexpr = 0 if ctx.config.converts else 1
     gl.warp_specialize(
-        [(attend, (ctx, 0)), (attend, (ctx, 1)), (attend, (ctx, 2)), (attend, (ctx, 3))][: ctx.config.consumers]
+        [(attend_0, (ctx,)), (attend_1, (ctx,)), (attend_2, (ctx,)), (attend_3, (ctx,))][: ctx.config.consumers]
         + [(convert_role, (ctx,)), (load_role, (ctx,))][first:],
         workers.warps,
         workers.registers,
