@@ -234,7 +234,7 @@ class SM90Config(KeyTileSizes, EightBitSizes):
         return (4 if self.split else self.out.bytes) * self.block_m * sum(self.store_parts)
 
     def shares_code(self, masked: bool, long: bool = False) -> bool:
-        """Whether the warpgroups run faster with one shared copy of the loop over tiles (bench/notes.md, 215).
+        """Whether the warpgroups run faster with one shared copy of their code (bench/notes.md, 215).
         `long`: rows see thousands of keys, so that the code between two loops over keys does not matter.
 
         They do where a mask makes the code long, where products do not overlap, and with four warpgroups. Otherwise

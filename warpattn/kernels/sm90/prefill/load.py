@@ -18,10 +18,8 @@ from .eight_bit.rings import arriving_queries
 
 @gluon.jit
 def load_role(ctx):
-    """Loads tiles until none is left, then publishes that.
-
-    What loads a tile of K or V is long where keys are in pages, so it is in four places only: first and other keys,
-    last and other values. The last values of a query tile are loaded at the beginning of the next one's turn."""
+    """Loads tiles until none is left, then publishes that. Loading keys from pages is long code, so it is in as few
+    places as can be: for first and other keys, last and other values."""
     config: gl.constexpr = ctx.config
     work = ctx.work
     counter = ctx.tensors.counter
