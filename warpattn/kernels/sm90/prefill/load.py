@@ -27,7 +27,7 @@ def load_role(ctx):
     k_state = producer_state(config.kv_stages)
     v_state = producer_state(config.v_stages)
     number = gl.program_id(0)
-    tile = work.tile(number, config.tokens)
+    tile = work.tile(number, config.tokens)  # of the right kind, and not read before it is replaced
     last = number  # key tile of `tile` whose values are still to be loaded, if `unfinished`
     unfinished = gl.to_tensor(False)
     running = gl.to_tensor(True)
