@@ -117,8 +117,9 @@ def run(case: Latent, programs: int = 2, kernel: Any = None, first: Inputs | Non
 
 CLEARED = "attend_swap_ab.py:    left = without_hidden(ctx, left, half_tile(ctx, slots.left), item, i, 1)"
 ROTARY = "load.py:        load_rope(ctx, slots.rope, item, boxes)"
-HALF = "    full = ctx.rings.v.producer_acquire(slot)"
-NARROW_ROTARY = "        full = ctx.rings.k.producer_acquire(slots.rope)"
+CONVERTED = "eight_bit.py:        load_rope(ctx, slots.rope, item, boxes)"
+NARROW = "eight_bit.py:        copy_part(ctx, ctx.rings.k, slots.rope, ctx.keys.k.desc, item, boxes, 0)"
+ACQUIRED = "eight_bit.py:    ring.producer_acquire(slot)"
 
 # Of knock-outs: operation, what is in its lines of Python (file and text), why it can go.
 REDUNDANT = [
@@ -126,8 +127,8 @@ REDUNDANT = [
     ("ttng.wait_barrier", ("attend.py:    rings.v.consumer_wait(slot)",), "the probabilities' maker has waited for it"),
     ("ttng.fence_async_shared", (CLEARED, "finite.py:    fence_async_shared()"), "the right half's follows"),
     ("ttng.wait_barrier", (ROTARY,), "of the tile that had the slot, a half was given back since"),
-    ("ttng.wait_barrier", (f"eight_bit.py:{HALF}",), "the rotary part's precedes it"),
-    ("ttng.wait_barrier", (f"eight_bit.py:{NARROW_ROTARY}",), "both halves were given back after the probabilities"),
+    ("ttng.wait_barrier", (CONVERTED,), "both halves were given back after P was read"),
+    ("ttng.wait_barrier", (NARROW, ACQUIRED), "both halves were given back after P was read"),
 ]
 
 

@@ -90,11 +90,12 @@ def launch_of(case: tuple[Any, ...], cache_settled: bool) -> Launch:
     return next(launch for launch in launches if launch.name not in ("sm90.order", "sm90.combine"))
 
 
-def arrivals(topology: Topology, fills: int) -> Counter[int]:
-    """How many barriers complete on how many arrivals; `fills`: full ones, unless a role converts tiles alone."""
+def arrivals(topology: Topology, by_warps: tuple[str, ...]) -> Counter[int]:
+    """How many barriers complete on how many arrivals; `by_warps`: rings whose slots each of four warps hands over, as
+    roles that convert tiles alone or make probabilities do."""
     found: Counter[int] = Counter()
     for edge in topology.edges:
-        found[4 if edge.producer == "convert" else fills] += edge.stages
+        found[4 if edge.producer in ("convert", "scores") or edge.name in by_warps else 1] += edge.stages
         found[topology.empty_arrivals(edge.name)] += edge.stages
     for signal in topology.signals:
         found.update(topology.arrivals(signal.name, i) for i in range(signal.number))
@@ -124,16 +125,15 @@ def test_the_compiled_kernel_has_what_its_topology_says(name: str) -> None:
     tiles = getattr(config, "tiles", config)
     repeats = isinstance(tiles, SM90Config)  # recompute.py's barriers are of no role
     converts = getattr(config, "latents", None) is not None and not config.swap_ab  # the role that loads, 8-bit latents
-    fills = 2 if converts else 1  # the copy of rotary parts and that role fill a slot
     again = Counter({1: RECOMPUTE_BARRIERS if repeats else 0})
     initialised = Counter(map(int, re.findall(r"ttng\.init_barrier %[\w.]+, (\d+)", code)))
-    assert initialised == arrivals(topology, fills) + again
+    assert initialised == arrivals(topology, ("V",) if converts else ()) + again
     expected = {edge.slot_bytes for edge in topology.edges if by_tma(edge, config)}
     if getattr(tiles, "eight_bit", None):
         expected = {tiles.q_bytes, tiles.k_bytes // tiles.widening, tiles.v_bytes // tiles.widening}
     expected |= {recomputed_bytes(tiles)} if repeats else set()
     if converts:
-        expected = {config.element.bytes * config.block_n * config.rope, config.block_n * config.dim_v}
+        expected = {config.rope_bytes, config.half_bytes // 2}
     assert set(map(int, re.findall(r"ttng\.barrier_expect %[\w.]+, (\d+)", code))) == expected
     (registers,) = re.findall(r"requestedRegisters = array<i32: ([\d, ]+)>", code)
     assert tuple(map(int, registers.split(","))) == topology.workers.registers

@@ -127,11 +127,26 @@ def _unpack_fp8(pairs: np.ndarray, elem: str) -> tuple[np.ndarray, np.ndarray]:
     return decode((both & 0xFF).astype(np.uint8), elem), decode((both >> 8).astype(np.uint8), elem)
 
 
+def _scale_to_bf16(words: np.ndarray, scales: np.ndarray, elem: str) -> tuple[np.ndarray, np.ndarray]:
+    """Multiply the four bytes of each word by its scale; two words of pairs of bf16."""
+    taken = [(words.view(np.uint32) >> 8 * i & 0xFF).astype(np.uint8) for i in range(4)]
+    found = [round_bf16(decode(each, elem) * scales) for each in taken]
+    return _pair(found[1], found[0], "bf16"), _pair(found[3], found[2], "bf16")
+
+
 for _kind, _elem in (("e4m3x2", "f8E4M3FN"), ("e5m2x2", "f8E5M2")):
     elementwise(
         "{ .reg .b32 x; .reg .b16 low, high; prmt.b32 x, $2, 0, 0x3120; mov.b32 {low, high}, x;"
         f" cvt.rn.f16x2.{_kind} $0, low; cvt.rn.f16x2.{_kind} $1, high; }}"
     )(partial(_unpack_fp8, elem=_elem))
+
+    elementwise(
+        "{ .reg .b16 low, high, a, b, c, d; .reg .b32 x, y; .reg .f32 p, q, r, s; mov.b32 {low, high}, $2;"
+        f" cvt.rn.f16x2.{_kind} x, low; cvt.rn.f16x2.{_kind} y, high; mov.b32 {{a, b}}, x; mov.b32 {{c, d}}, y;"
+        " cvt.f32.f16 p, a; cvt.f32.f16 q, b; cvt.f32.f16 r, c; cvt.f32.f16 s, d;"
+        " mul.f32 p, p, $3; mul.f32 q, q, $3; mul.f32 r, r, $3; mul.f32 s, s, $3;"
+        " cvt.rn.bf16x2.f32 $0, q, p; cvt.rn.bf16x2.f32 $1, s, r; }"
+    )(partial(_scale_to_bf16, elem=_elem))
 
 
 @elementwise("mov.b32 {$0, $1}, $2;")

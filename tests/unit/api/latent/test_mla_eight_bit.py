@@ -142,13 +142,13 @@ def compiled(page: int, dtype: torch.dtype):
     checked = validate(call, read_values=False)
     x = Operands(q, kv.k_pages, kv.v_pages, q[..., :512], torch.empty(checked.lse_shape), None)
     choice = choose(checked.problem, ARCHS["sm90"], swap_ab=False)
-    launch, _ = list_launches(checked, x, kv, choice)
+    launch, *_ = list_launches(checked, x, kv, choice)
     return choice.config, compiler.compiled(launch)
 
 
-# Pages and the bytes of stack, Triton 3.9.0: numbers that an item needs once; loops over key tiles read up to four of
-# them in the role that converts, two in that with the scores.
-STACK = {(64, torch.bfloat16): 80, (16, torch.bfloat16): 80, (64, E4M3): 80}
+# Pages and the bytes of stack, Triton 3.9.0: numbers that an item needs once. Loops over key tiles read up to six of
+# them in the role that converts, three in that with the scores.
+STACK = {(64, torch.bfloat16): 152, (16, torch.bfloat16): 168, (64, E4M3): 152}
 
 
 @pytest.mark.full
@@ -167,9 +167,7 @@ def test_machine_code(page, rope):
     narrow = config.dim_qk if rope == E4M3 else config.dim_v
     elements = config.block_n * narrow // 128  # of a thread of the role that converts
     assert counts["HADD2"] == elements, "each e4m3 becomes fp32 by way of a pair of fp16"
-    rotary = 3 if rope == E4M3 else 1
-    copies = config.boxes * (3 * config.dim_v // config.half + rotary)  # what is converted, in three places
-    assert counts["UTMALDG"] == copies, "each warp starts the copy of 128 bytes a row"
+    assert counts["UTMALDG"] == 3 * config.boxes, "each warp starts the copy of 128 bytes a row"
     assert counts["WARPGROUP"] < counts["HGMMA"] / 2, "products do not wait for each other"
 
 

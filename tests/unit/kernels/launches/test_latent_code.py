@@ -25,9 +25,10 @@ from warpattn.sequences.paged import PagedKV
 # fifty, and the spilled registers that it reads. Triton 3.9.0.
 LOOPS = {
     "few rows, 8 bits": (8, True, [(1925, 8)]),
-    "many rows": (128, False, [(745, 1), (695, 1)]),
-    "many rows, 8 bits": (128, True, [(745, 1), (695, 1)]),
+    "many rows": (128, False, [(222, 0), (626, 0), (222, 0)]),
+    "many rows, 8 bits": (128, True, [(222, 0), (222, 1), (628, 0)]),
 }
+CONVERTING = (1147, 6)  # the same of the loop in which a warpgroup loads and converts latents of 8 bits
 INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(.*?);", re.MULTILINE)
 BACK = re.compile(r"^@\S+ BRA\S* .*?0x([0-9a-f]+)")
 
@@ -47,28 +48,39 @@ def compiled(heads: int, narrow: bool):
     return compiler.compiled(list_launches(checked, Operands(q, k, v, out, None, None), sequence, choice)[0])
 
 
-def product_loops(code: str) -> list[list[str]]:
-    """The innermost loops with products of warpgroups, each from its first instruction to the branch back."""
+def loops_with(opcode: str, code: str) -> list[list[str]]:
+    """The innermost loops with an `opcode`, each from its first instruction to the branch back."""
     found = [(int(at, 16), text) for at, text in INSTRUCTION.findall(code)]
     number = {at: i for i, (at, _) in enumerate(found)}
     ends: dict[int, int] = {}
     for i, (_, text) in enumerate(found):
         back = BACK.match(text)
         first = number.get(int(back[1], 16), i) if back else i
-        if first < i and any("HGMMA" in each for _, each in found[first:i]):
+        if first < i and any(opcode in each for _, each in found[first:i]):
             ends[first] = i
     inner = [a for a in ends if not any(a < b and ends[b] <= ends[a] for b in ends)]
     return [[text for _, text in found[a : ends[a] + 1]] for a in sorted(inner)]
+
+
+def check_loop(loop: list[str], most: int, spilled: int) -> None:
+    assert len(loop) <= most
+    assert sum("LDL" in text for text in loop) <= spilled and not any("STL" in text for text in loop)
 
 
 @pytest.mark.parametrize("name", drawn(LOOPS, ["few rows, 8 bits"]))
 def test_loops_over_key_tiles(name):
     heads, narrow, bounds = LOOPS[name]
     kernel = compiled(heads, narrow)
-    loops = product_loops(disassembled(kernel.asm["cubin"]))
+    loops = loops_with("HGMMA", disassembled(kernel.asm["cubin"]))
     assert len(loops) == len(bounds)
     for loop, (most, spilled) in zip(loops, bounds, strict=True):
-        assert len(loop) <= most
-        assert sum("LDL" in text for text in loop) <= spilled and not any("STL" in text for text in loop)
+        check_loop(loop, most, spilled)
     counts = opcode_counts(kernel.asm["cubin"])
     assert counts["HGMMA"] and not counts["HMMA"] and role_faults(kernel.asm) == []
+
+
+@pytest.mark.full
+def test_the_converting_loop():
+    loops = loops_with("UTMALDG", disassembled(compiled(128, True).asm["cubin"]))
+    (loop,) = [loop for loop in loops if any("F2FP" in text for text in loop)]
+    check_loop(loop, *CONVERTING)

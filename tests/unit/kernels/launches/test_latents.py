@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import warpattn as wa
-from warpattn.kernels.sm90.mla.config import STAGED, choose, tiles_of
+from warpattn.kernels.sm90.mla.config import choose, tiles_of
 from warpattn.kernels.sm90.mla.launch import hiding, list_launches
 from warpattn.kernels.sm100.mla.config import choose_latent
 from warpattn.problem import Call, Problem, validate
@@ -31,13 +31,12 @@ def problem(**changes: Any) -> Problem:
 
 @pytest.mark.parametrize("narrow", [False, True])
 def test_tiles_of_8_bits_on_hopper(narrow: bool) -> None:
-    """32 keys a tile; rotary parts of 8 bits are in them."""
+    """The slots of 16 bits; a barrier for what arrives in each, instead of that of a tile to clear."""
     config = tiles_of(problem(**E4M3, narrow_rope=narrow))
-    columns = 576 if narrow else 512
-    assert config.staged_bytes == 32 * columns
     plain = replace(config, latents=None, narrow_rope=False)
-    assert config.private_bytes - plain.private_bytes == STAGED * 32 * columns
-    assert (config.block_n, config.stages, config.rope_stages, config.clears) == (32, 6, 3, False)
+    assert config.private_bytes == plain.private_bytes
+    assert config.smem_bytes - plain.smem_bytes == 8 * ((4 + 2 if narrow else 4) - 1)
+    assert (config.block_n, config.stages, config.rope_stages, config.clears) == (64, 4, 2, False)
 
 
 def test_16_bit_tiles_on_blackwell() -> None:

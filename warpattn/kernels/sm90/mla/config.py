@@ -9,7 +9,8 @@ kernel loads each latent once for both products. With such wide tiles, shared me
                       thread, and get P from a third one through shared memory
 
 Two tiles are in use at a time. Each half of a tile is released as soon as the warpgroup that has its columns has
-multiplied it. TMA and wgmma need powers of two, so a tile is two blocks of 256 columns and one of 64.
+multiplied it. TMA and wgmma need powers of two, so a tile is two blocks of 256 columns and one of 64. Latents of 8
+bits arrive in the same slots, where they are converted (eight_bit.py).
 
 Up to 16 query rows may be the right operands instead (swap-AB), so that nothing is padded to 64 rows:
 
@@ -65,10 +66,7 @@ BLOCK_N = 64  # keys of a tile
 STAGES = 4  # slots of half a tile's latents
 HALVES = 2  # warpgroups that share the output's columns
 REGISTERS = RoleRegisters(values=168, scores=120, load=56)
-CONVERTED_BLOCK_N = 32  # keys of a tile of 8-bit latents, which the loading role converts
-STAGED = 2  # 8-bit tiles that may be in flight; one more is in registers
-STAGES_BESIDE = 6  # slots of half a tile that fit beside the 8-bit tiles
-CONVERTING = RoleRegisters(values=160, scores=104, load=88)
+CONVERTING = RoleRegisters(values=160, scores=104, load=88)  # where the loading role converts 8-bit latents
 SWAP_AB_KEYS = 64  # keys of a warpgroup's tile with swap-AB: the rows of a wgmma
 SWAP_AB_STAGES = 5
 NARROW_WARPGROUPS = 2  # with 8-bit latents and swap-AB: each has 64 keys of a tile and half of the output's columns
@@ -123,7 +121,7 @@ class MlaConfig(LatentSizes, StreamConfig):
 
     @property
     def clears(self) -> bool:
-        """Whether the producer zeroes latents past the end of a sequence. The converting role does it in its own tile,
+        """Whether the producer zeroes latents past the end of a sequence. The converting role does it in registers,
         and gathered rows repeat the last one."""
         return self.schedule.has_lengths and self.latents is None and not self.gathers
 
@@ -148,25 +146,19 @@ class MlaConfig(LatentSizes, StreamConfig):
             Edge("sums", "scores", values, 1, 2 * self.lane_bytes),
         )
         if self.latents is None:
-            warps, landed = 1, Signal("tile to clear", (("load",),), by_warp=False)
+            warps, arrived = 1, Signal("tile to clear", (("load",),), by_warp=False)
         else:
-            warps, landed = 4, Signal("8-bit tiles", (("load",),) * STAGED, by_warp=False)
+            parts = self.stages + (self.rope_stages if self.narrow_rope else 0)
+            warps, arrived = 4, Signal("8-bit parts of tiles", (("load",),) * parts, by_warp=False)
         load = Role("load", warps, registers.load)
-        return Topology((*roles, load), rings, self.private_bytes, (landed,))
+        return Topology((*roles, load), rings, self.private_bytes, (arrived,))
 
     lane_bytes = property(lambda self: 4 * 4 * self.rows)  # bytes of four fp32 numbers a row
 
     @property
     def private_bytes(self) -> int:
-        """Bytes beside the rings: queries, and 8-bit tiles."""
-        staged = 0 if self.latents is None else STAGED * self.staged_bytes
-        return self.element.bytes * self.rows * self.dim_qk + staged
-
-    @property
-    def staged_bytes(self) -> int:
-        """Bytes of an 8-bit tile."""
-        assert self.latents is not None
-        return self.latents.bytes * self.block_n * (self.dim_qk if self.narrow_rope else self.dim_v)
+        """Bytes beside the rings: queries."""
+        return self.element.bytes * self.rows * self.dim_qk
 
     @property
     def smem_bytes(self) -> int:
@@ -241,10 +233,7 @@ def tiles_of(problem: Problem) -> MlaConfig:
     """The configuration without swap-AB, for any number of query rows."""
     config = choose_tiles(problem.element, problem.page_size)
     if problem.rope:
-        config = replace(
-            config, block_n=CONVERTED_BLOCK_N, stages=STAGES_BESIDE,
-            latents=problem.kv_element, narrow_rope=problem.narrow_rope,
-        )  # fmt: skip
+        config = replace(config, latents=problem.kv_element, narrow_rope=problem.narrow_rope)
     return config
 
 

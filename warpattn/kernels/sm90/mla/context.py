@@ -3,12 +3,12 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from ...nvidia.latent_queries import LatentQueries
 from ...nvidia.pipelines import PipelineState, StagedPipeline, empty_arrivals, make_pipeline
 from ..decode.context import matrix
 from ..layouts import element_type, tile_layout
+from ..prefill.eight_bit.rings import first_half
 
 
 @gluon.jit
@@ -21,42 +21,11 @@ def latent_queries(q, config: gl.constexpr):
 
 
 @gluon.aggregate
-class LatentTiles:
-    """Shared memory in which 8-bit latents arrive before they are converted, two blocks of columns a tile."""
-
-    smem: gl.shared_memory_descriptor  # [2 * tiles, 1, N, 1, 256]
-    rope: gl.base_value  # [tiles, 1, N, 1, 64] for 8-bit rotary parts, else ()
-    landed: gl.shared_memory_descriptor  # [tiles, 1] barriers that complete when a tile has arrived
-
-    @gluon.jit
-    def block(self, slot, part: gl.constexpr):
-        return self.smem.index(2 * slot + part)
-
-
-@gluon.jit
-def make_latent_tiles(config: gl.constexpr):
-    """Allocates the `LatentTiles` and initialises their barriers; () without 8-bit latents."""
-    if config.latents is None:
-        return ()
-    else:
-        dtype: gl.constexpr = element_type(config.latents)
-        layout: gl.constexpr = tile_layout(config.block_n, config.half, dtype)
-        slots: gl.constexpr = config.topology.signal("8-bit tiles").number
-        smem = gl.allocate_shared_memory(dtype, [2 * slots, 1, config.block_n, 1, config.half], layout)
-        rope = ()
-        if config.narrow_rope:
-            narrow: gl.constexpr = tile_layout(config.block_n, config.rope, dtype)
-            rope = gl.allocate_shared_memory(dtype, [slots, 1, config.block_n, 1, config.rope], narrow)
-        landed = mbarrier.allocate_mbarrier(batch=slots)
-        for i in gl.static_range(slots):
-            mbarrier.init(landed.index(i), count=1)
-        return LatentTiles(smem, rope, landed)
-
-
-@gluon.aggregate
 class MlaRings:
     """Shared memory. Each half of a tile's latents has a slot of its own; P overwrites the tile's rotary part. After
-    the barriers of `v` there is one more, for a tile that the producer must zero rows of before it is read."""
+    the barriers of `v` there is one more, for a tile that the producer must zero rows of before it is read. Where
+    latents of 8 bits are converted in the slots, there is one for each slot, which completes when they have arrived;
+    so there is in `k`, if rotary parts have 8 bits."""
 
     k: StagedPipeline  # [rope stages, 1, N, 1, 64], rotary parts
     v: StagedPipeline  # [stages, 1, N, 1, 256], halves of latents
@@ -64,7 +33,6 @@ class MlaRings:
     q_rope: gl.shared_memory_descriptor  # [1, 64, 64]
     factors: StagedPipeline  # [rope stages, 64, 4] fp32: rescale O to a tile's maxima; `full` also means P is there
     sums: StagedPipeline  # [2, 64, 4] fp32: an item's reference maxima, and row sums
-    latents: gl.base_value  # `LatentTiles`; () with 16-bit latents
 
 
 @gluon.jit
@@ -75,12 +43,26 @@ def make_mla_rings(config: gl.constexpr):
     v = ring_tiles(dtype, config.stages, config.block_n, config.half)
     q = row_tiles(dtype, 2, config.rows, config.half)
     q_rope = row_tiles(dtype, 1, config.rows, config.rope)
-    k_ring = make_pipeline(k, empty_arrivals(config.topology, "K"), config.rope_stages)
-    more: gl.constexpr = 1 if config.latents is None else 0  # see `MlaRings`
-    v_ring = make_pipeline(v, empty_arrivals(config.topology, "V"), config.stages, more=more, arrivals_of_more=2)
+    if config.latents is None:
+        k_ring = make_pipeline(k, empty_arrivals(config.topology, "K"), config.rope_stages)
+        v_ring = make_pipeline(v, empty_arrivals(config.topology, "V"), config.stages, more=1, arrivals_of_more=2)
+    else:
+        k_ring = make_converted_ring(k, config, "K", config.rope_stages, config.narrow_rope)
+        v_ring = make_converted_ring(v, config, "V", config.stages, True)
     factors = make_row_ring(config, "P", config.rope_stages, 1)
     sums = make_row_ring(config, "sums", 1, 2)
-    return MlaRings(k_ring, v_ring, q, q_rope, factors, sums, make_latent_tiles(config))
+    return MlaRings(k_ring, v_ring, q, q_rope, factors, sums)
+
+
+@gluon.jit
+def make_converted_ring(smem, config: gl.constexpr, name: gl.constexpr, stages: gl.constexpr, narrow: gl.constexpr):
+    """Makes the ring of edge `name`. If its tiles are `narrow`, four warps convert and hand over each, after it has
+    completed a barrier of its own (`arrived`)."""
+    arrivals: gl.constexpr = empty_arrivals(config.topology, name)
+    if narrow:
+        return make_pipeline(smem, arrivals, stages, more=stages, fills=4)
+    else:
+        return make_pipeline(smem, arrivals, stages)
 
 
 @gluon.jit
@@ -165,6 +147,18 @@ def tile_slots(config: gl.constexpr, first: gl.constexpr):
 def half_tile(ctx, slot):
     """The half of latents [N, 256] in a slot."""
     return ctx.rings.v.tile(slot).reshape([ctx.config.block_n, ctx.config.half])
+
+
+@gluon.jit
+def arrived(ring, slot):
+    """The barrier that completes when the 8-bit part of a tile has arrived in a slot."""
+    return ring.bars.index(2 * ring.stages + slot.index)
+
+
+@gluon.jit
+def arriving(ctx, ring, slot):
+    """The first half of a slot, where the 8-bit part [1, N, 1, columns] of a tile arrives."""
+    return first_half(ring.tile(slot), element_type(ctx.config.latents))
 
 
 @gluon.jit

@@ -1,41 +1,40 @@
 """The loading role for 8-bit latents without swap-AB: loads them and converts them to the consumers' 16-bit tiles.
 
-      DRAM ── TMA ──▶ two tiles of 8 bits ── LDS ──▶ registers ── × scale, round ──▶ latents of a slot, 16 bits
-      DRAM ── TMA ─────────────────────────────────────────────────────────────────▶ rotary part of the slot
+      left, right   DRAM ── TMA ──▶ [ 8 bits | free ] ── LDS ──▶ × scale, round ── STS ──▶ [ 16 bits ]   the same slot
+      rotary part   DRAM ── TMA ─────────────────────────────────────────────────────────▶ [ 16 bits ]
 
-The role is a warpgroup instead of a producer warp; a tile is 128 elements a thread. Once all of a tile is in registers,
-the copy of the tile after the next starts into its place, so two copies are in flight while a third tile is converted.
-A slot is full when its rotary part has arrived and the warpgroup has written its latents. 8-bit rotary parts are
-converted like latents. Scales, one or four a token, are loaded into registers one tile ahead, page numbers two.
+The role is a warpgroup instead of a producer warp. Half a tile arrives in the first half of the slot that it is
+converted in; all of it is in registers, 32 a thread, before the first 16-bit element is written. So shared memory has
+nothing but slots of 16 bits, as many as without conversion: one tile is multiplied while the next one arrives and is
+converted. A half is full when the warpgroup has written it; a rotary part of 16 bits, when it has arrived. 8-bit rotary
+parts take the latents' path. Scales, one or four a token, are loaded into registers while their tile arrives, page
+numbers one tile earlier.
 
-Rows past the end of a sequence are zeroed in the 8-bit tile, because a weight of 0 times NaN is NaN.
+Rows past the end of a sequence become 0 in registers, because a weight of 0 times NaN is NaN.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from ...nvidia.pipelines import producer_state
-from ..decode.load import STREAMED, find_boxes, in_cache
+from ..decode.load import copy_boxes, find_boxes, in_cache
 from ..decode.schedule import item_at, next_item
-from ..layouts import element_type
-from .context import half_tile, rope_tile, tile_slots
+from .context import arrived, arriving, tile_slots
 from .load import load_rope
 
 COLUMNS = gl.constexpr(128)  # columns that share a scale
-# A lane has pieces of 16 bytes of 8-bit elements, and four lanes 64 bytes of a row. Rows of eight lanes are chosen such
-# that their swizzles put them in different banks, both for 8-bit loads and for 16-byte stores of 16-bit elements.
-_PIECES = [[0, 1], [0, 2], [0, 4], [0, 8], [0, 64], [0, 128]]
-_LANES = [[0, 16], [0, 32], [5, 0], [2, 0], [4, 0]]
-_WARPS = [[8, 0], [16, 0]]
-STORED = gl.constexpr(gl.DistributedLinearLayout(_PIECES, _LANES, _WARPS, [], [32, 256]))
-ROTARY = gl.constexpr(gl.BlockedLayout([1, 16], [8, 4], [4, 1], [1, 0]))  # the layout of rotary parts
-SCALED = gl.constexpr(  # `STORED` with the columns as (block of a scale, column in the block)
-    gl.DistributedLinearLayout(
-        *([[row, column // 128, column % 128] for row, column in bases] for bases in (_PIECES, _LANES, _WARPS)),
-        [], [32, 2, 128],
-    )
-)  # fmt: skip
+
+
+@gluon.constexpr_function
+def word_layout(columns, run):
+    """Registers of a part of a tile [64, columns] of words, `run` consecutive ones a thread: 4 of 8-bit elements as
+    they are loaded, 8 of 16-bit ones as they are stored. A thread has two rows. Four lanes have 64 bytes of a row of 8
+    bits, and eight lanes rows whose swizzles put both their loads and their 16-byte stores in different banks."""
+    own = [[0, 1 << i] for i in range(run.bit_length() - 1)]
+    pieces = [[0, step] for step in (4 * run, 8 * run) if step < columns]
+    lanes = [[0, run], [0, 2 * run], [5, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout([*own, *pieces, [32, 0]], lanes, [[8, 0], [16, 0]], [], [64, columns])
 
 
 @gluon.jit
@@ -43,158 +42,121 @@ def load_latents(ctx):
     """Loads and converts every tile of this CTA's range, in order."""
     config: gl.constexpr = ctx.config
     slots = tile_slots(config, producer_state)
-    number = gl.to_tensor(0)  # tiles that this CTA has converted
     cursor = ctx.start
     while cursor.unit < ctx.end:
         item = item_at(ctx, cursor)
-        last = gl.maximum(item.end - 1, item.begin)
         boxes = find_boxes(ctx, item, item.begin)
-        following = find_boxes(ctx, item, gl.minimum(item.begin + 1, last))
-        copy_latents(ctx, item, boxes, number, item.begin < item.end)
-        copy_latents(ctx, item, following, number + 1, item.begin + 1 < item.end)
-        later = find_boxes(ctx, item, gl.minimum(item.begin + 2, last))
-        scales = load_scales(ctx, item, item.begin, boxes)
         for i in range(item.begin, item.end):
-            next_scales = load_scales(ctx, item, gl.minimum(i + 1, last), following)
-            taken = take_latents(ctx, number, item.row_tile.length - item.key_tile(i) * config.block_n)
-            copy_latents(ctx, item, later, number, i + 2 < item.end)
-            slots = fill_slots(ctx, slots, item, boxes, taken, scales)
-            number += 1
-            scales = next_scales
+            following = find_boxes(ctx, item, gl.minimum(i + 1, item.end - 1))
+            copy_tile(ctx, slots, item, boxes)
+            scales = load_scales(ctx, item, i, boxes)
+            convert_tile(ctx, slots, scales, item.row_tile.length - item.key_tile(i) * config.block_n)
+            slots = slots.step()
             boxes = following
-            following = later
-            later = find_boxes(ctx, item, gl.minimum(i + 3, last))
         cursor = next_item(cursor, item, ctx.work.heads)
 
 
 @gluon.jit
-def copy_latents(ctx, item, boxes, number, there):
-    """If tile `number` of this CTA is `there`, starts loading it into its 8-bit tile."""
+def copy_tile(ctx, slots, item, boxes):
+    """Starts loading a tile into its slots."""
     config: gl.constexpr = ctx.config
-    policy: gl.constexpr = STREAMED if config.schedule.one_row_tile else None
-    tiles = ctx.rings.latents
-    slots: gl.constexpr = tiles.landed.shape[0]
-    landed = tiles.landed.index(number % slots)
-    mbarrier.expect(landed, config.staged_bytes, pred=there)
-    count: gl.constexpr = config.boxes
-    for box in gl.static_range(count):
-        for part in gl.static_range(2):
-            to = box_of(tiles.block(number % slots, part), box, config)
-            at = [in_cache(ctx, boxes[2 * box]), boxes[2 * box + 1], item.part.head, part * config.half]
-            tma.async_load(ctx.keys.v.desc, at, landed, to, pred=there, cache_policy=policy)
-        if config.narrow_rope:
-            to = box_of(tiles.rope.index(number % slots), box, config)
-            at = [in_cache(ctx, boxes[2 * box]), boxes[2 * box + 1], item.part.head, 0]
-            tma.async_load(ctx.keys.k.desc, at, landed, to, pred=there, cache_policy=policy)
-
-
-@gluon.jit
-def box_of(tile, box: gl.constexpr, config: gl.constexpr):
-    """The rows of a tile [1, N, 1, cols] that one TMA box fills."""
-    if config.boxes == 1:
-        return tile
-    else:
-        return tile.slice(box * config.box, config.box, 1)
-
-
-@gluon.jit
-def take_latents(ctx, number, valid):
-    """Waits for tile `number` of this CTA and loads it to registers: both blocks of latents, rows from `valid` on as 0,
-    and an 8-bit rotary part; its place is free then."""
-    config: gl.constexpr = ctx.config
-    tiles = ctx.rings.latents
-    slots: gl.constexpr = tiles.landed.shape[0]
-    mbarrier.wait(tiles.landed.index(number % slots), (number // slots) & 1)
-    left = tiles.block(number % slots, 0).reshape([config.block_n, config.half])
-    right = tiles.block(number % slots, 1).reshape([config.block_n, config.half])
-    if valid < config.block_n:
-        clear_rows(left, valid)
-        clear_rows(right, valid)
-        fence_async_shared()  # before the copy that follows
-    taken = left.load(STORED), right.load(STORED)
+    copy_part(ctx, ctx.rings.v, slots.left, ctx.keys.v.desc, item, boxes, 0)
+    copy_part(ctx, ctx.rings.v, slots.right, ctx.keys.v.desc, item, boxes, config.half)
     if config.narrow_rope:
-        rope = tiles.rope.index(number % slots).reshape([config.block_n, config.rope])
-        taken = taken[0], taken[1], rope.load(ROTARY)
-    gl.barrier()
-    return taken
+        copy_part(ctx, ctx.rings.k, slots.rope, ctx.keys.k.desc, item, boxes, 0)
+    else:
+        load_rope(ctx, slots.rope, item, boxes)
 
 
 @gluon.jit
-def clear_rows(tile, valid):
-    """Zeroes the rows of a tile from `valid` on, in the layout in which threads load them afterwards."""
-    row = gl.arange(0, tile.shape[0], gl.SliceLayout(1, STORED))[:, None]
-    found = tile.load(STORED).to(gl.int8, bitcast=True)
-    tile.store(gl.where(row < valid, found, gl.zeros_like(found)).to(tile.dtype, bitcast=True))
+def copy_part(ctx, ring, slot, desc, item, boxes, column: gl.constexpr):
+    """Starts loading an 8-bit part of a tile, from `column` on, into the first half of its slot."""
+    ring.producer_acquire(slot)
+    tile = arriving(ctx, ring, slot)
+    nbytes: gl.constexpr = tile.shape[1] * tile.shape[3]
+    copy_boxes(ctx, desc, tile, arrived(ring, slot), item, boxes, nbytes, column)
 
 
 @gluon.jit
 def load_scales(ctx, item, i, boxes):
-    """Loads the scales [N, 2] of each half of tile number `i`, and [N] of an 8-bit rotary part; 0 past the end of the
-    sequence."""
+    """Loads the scales [N] of each block of columns of tile number `i`; 0 past the end of the sequence."""
     config: gl.constexpr = ctx.config
+    rows: gl.constexpr = gl.SliceLayout(1, word_layout(config.half // 4, 4))
+    key = gl.arange(0, config.block_n, rows)
+    page, row = find_rows(ctx, boxes, key)
+    there = item.key_tile(i) * config.block_n + key < item.row_tile.length
     source = ctx.keys.v
-    at, there = scale_rows(ctx, item, i, boxes, gl.SliceLayout(1, gl.SliceLayout(2, SCALED)))
-    block = gl.arange(0, config.half // COLUMNS, gl.SliceLayout(0, gl.SliceLayout(2, SCALED)))
-    blocks: gl.constexpr = config.half // COLUMNS
-    left = source.scale + at[:, None] + (block * source.block)[None, :]
-    first = gl.load(left, mask=there[:, None] & (block >= 0)[None, :], other=0.0)
-    second = gl.load(left + blocks * source.block, mask=there[:, None] & (block >= 0)[None, :], other=0.0)
-    if config.narrow_rope:
-        at, there = scale_rows(ctx, item, i, boxes, gl.SliceLayout(1, ROTARY))
-        return first, second, gl.load(source.scale + at, mask=there, other=0.0)
-    else:
-        return first, second
+    first = source.scale + (page * source.outer + row * source.row + item.part.head * source.head)
+    scales = ()
+    blocks: gl.constexpr = config.dim_v // COLUMNS
+    for block in gl.static_range(blocks):
+        scales += (gl.load(first + block * source.block, mask=there, other=0.0),)
+    return scales
 
 
 @gluon.jit
-def scale_rows(ctx, item, i, boxes, layout: gl.constexpr):
-    """(offsets of the scales of tile number `i`'s keys, in elements; whether the keys exist), both [N]."""
+def find_rows(ctx, boxes, key):
+    """(pages, rows in them) of keys of the tile with these `boxes`."""
     config: gl.constexpr = ctx.config
-    source = ctx.keys.v
-    row = gl.arange(0, config.block_n, layout)
-    page = row * 0
-    place = row * 0
+    page = in_cache(ctx, boxes[0]) + key * 0
+    row = boxes[1] + key
     count: gl.constexpr = config.boxes
-    for box in gl.static_range(count):
-        here = row // config.box == box
+    for box in gl.static_range(1, count):
+        here = key >= box * config.box
         page = gl.where(here, in_cache(ctx, boxes[2 * box]), page)
-        place = gl.where(here, boxes[2 * box + 1] + row - box * config.box, place)
-    there = item.key_tile(i) * config.block_n + row < item.row_tile.length
-    at = page.to(gl.int64) * source.outer + place.to(gl.int64) * source.row + item.part.head * source.head
-    return at, there
+        row = gl.where(here, boxes[2 * box + 1] + key - box * config.box, row)
+    return page.to(gl.int64), row.to(gl.int64)
 
 
 @gluon.jit
-def fill_slots(ctx, slots, item, boxes, latents, scales):
-    """Fills a tile's slots: converts its latents, and loads its rotary part by TMA or converts it, too."""
-    config: gl.constexpr = ctx.config
-    if not config.narrow_rope:
-        load_rope(ctx, slots.rope, item, boxes)
-    fill_half(ctx, slots.left, latents[0], scales[0])
-    fill_half(ctx, slots.right, latents[1], scales[1])
-    if config.narrow_rope:
-        full = ctx.rings.k.producer_acquire(slots.rope)
-        dtype: gl.constexpr = element_type(config.element)
-        rope_tile(ctx, slots.rope).store((latents[2].to(gl.float32) * scales[2][:, None]).to(dtype))
-        fence_async_shared()
-        mbarrier.arrive(full, count=1)
-    return slots.step()
+def convert_tile(ctx, slots, scales, valid):
+    """Converts a tile in its slots, rows from `valid` on to 0; its rotary part, too, if that has 8 bits."""
+    convert_part(ctx, ctx.rings.v, slots.left, scales[0], scales[1], valid)
+    convert_part(ctx, ctx.rings.v, slots.right, scales[2], scales[3], valid)
+    if ctx.config.narrow_rope:
+        convert_part(ctx, ctx.rings.k, slots.rope, scales[0], scales[0], valid)
 
 
 @gluon.jit
-def fill_half(ctx, slot, latents, scales):
-    """Converts half of a tile's latents and writes it to a slot."""
-    full = ctx.rings.v.producer_acquire(slot)
-    half_tile(ctx, slot).store(converted(latents, scales, ctx.config))
+def convert_part(ctx, ring, slot, first, second, valid):
+    """Waits for an 8-bit part of a tile, multiplies it by the scales [N] of its first and second block of columns and
+    writes it to its slot."""
+    mbarrier.wait(arrived(ring, slot), slot.phase ^ 1)
+    narrow = words(arriving(ctx, ring, slot))
+    layout: gl.constexpr = word_layout(narrow.shape[1], 4)
+    x = narrow.load(layout)
+    rows: gl.constexpr = gl.SliceLayout(1, layout)
+    if valid < ctx.config.block_n:
+        x = gl.where(gl.arange(0, x.shape[0], rows)[:, None] < valid, x, 0)
+    first = gl.convert_layout(first, rows, assert_trivial=True)[:, None]
+    second = gl.convert_layout(second, rows, assert_trivial=True)[:, None]
+    block = gl.arange(0, x.shape[1], gl.SliceLayout(0, layout))[None, :] // (COLUMNS // 4)
+    low, high = gl.inline_asm_elementwise(
+        convert_asm(ctx.config.latents.name), "=r,=r,r,r", [x, gl.where(block == 0, first, second)],
+        (gl.int32, gl.int32), is_pure=True, pack=1,
+    )  # fmt: skip
+    pairs = gl.join(low, high).reshape([x.shape[0], 2 * x.shape[1]])
+    words(ring.tile(slot)).store(gl.convert_layout(pairs, word_layout(pairs.shape[1], 8), assert_trivial=True))
     fence_async_shared()
-    mbarrier.arrive(full, count=1)
+    ring.producer_commit(slot)
+
+
+@gluon.constexpr_function
+def convert_asm(element):
+    """PTX that makes two registers of bf16 from one with four 8-bit elements, times a scale in fp32. Of elements one by
+    one the compiler would make as many permutations of bytes as conversions."""
+    kind = {"fp8e4nv": "e4m3x2", "fp8e5": "e5m2x2"}[element]
+    return (
+        "{ .reg .b16 low, high, a, b, c, d; .reg .b32 x, y; .reg .f32 p, q, r, s; mov.b32 {low, high}, $2;"
+        f" cvt.rn.f16x2.{kind} x, low; cvt.rn.f16x2.{kind} y, high; mov.b32 {{a, b}}, x; mov.b32 {{c, d}}, y;"
+        " cvt.f32.f16 p, a; cvt.f32.f16 q, b; cvt.f32.f16 r, c; cvt.f32.f16 s, d;"
+        " mul.f32 p, p, $3; mul.f32 q, q, $3; mul.f32 r, r, $3; mul.f32 s, s, $3;"
+        " cvt.rn.bf16x2.f32 $0, q, p; cvt.rn.bf16x2.f32 $1, s, r; }"
+    )
 
 
 @gluon.jit
-def converted(x, scale, config: gl.constexpr):
-    """Multiplies half a tile [N, 256] by its scales [N, 2] and rounds once."""
-    dtype: gl.constexpr = element_type(config.element)
-    blocks: gl.constexpr = config.half // COLUMNS
-    wide = gl.convert_layout(x.reshape([config.block_n, blocks, COLUMNS]), SCALED, assert_trivial=True)
-    made = (wide.to(gl.float32) * scale[:, :, None]).to(dtype).reshape([config.block_n, config.half])
-    return gl.convert_layout(made, STORED, assert_trivial=True)
+def words(tile):
+    """A part [1, N, 1, columns] of a tile, viewed as 32-bit words [N, words]."""
+    shape: gl.constexpr = [tile.shape[1], tile.shape[3] * tile.dtype.primitive_bitwidth // 32]
+    return tile.reinterpret(gl.int32, shape, gl.NVMMASharedLayout.get_default_for(shape, gl.int32))
