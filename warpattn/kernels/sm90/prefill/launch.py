@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -140,10 +140,10 @@ def attention_launch(
         **modifiers,
     }  # fmt: skip
 
-    def source(one_copy: bool = False):
+    def source():
         from .signature import prefill_source  # imports Triton
 
-        return prefill_source(args, replace(config, one_copy=one_copy), features)
+        return prefill_source(args, config, features)
 
     return Launch(
         "sm90.prefill", "sm90", (config, code, shared), source, options, choice.grid, args,
