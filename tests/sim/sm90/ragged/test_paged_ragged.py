@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("triton")
 
+import warpattn as wa
 from tests.drawn import drawn, in_turn
 from tests.oracle import Inputs, check
 from tests.paged_steps import Step, tensors
@@ -193,4 +194,14 @@ def test_equal_sequences_beside_empty_ones_are_cut_evenly(programs):
     x = tensors(step)
     out, lse, _, found = run(step, x, programs, schedule="adversarial")
     assert not found
+    check(x, out, lse)
+
+
+def test_a_prompt_beside_one_request():
+    """CTAs prefetch before lengths are known: then the prompt's row tile, which decode leaves to prefill, has no units.
+    As a call, in which there are more CTAs than units."""
+    step = Step((70, 1), (100, 5), heads=8)
+    x = tensors(step)
+    tail = {"mask": x.mask, "return_lse": True, "backend": "simulate:sm90"}
+    out, lse = wa.attention_paged(x.q, x.sequence.kv, Ragged(x.sequence.cu_q), **tail)
     check(x, out, lse)

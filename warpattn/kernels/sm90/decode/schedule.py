@@ -140,6 +140,8 @@ def item_at(ctx, cursor):
         cursor = interleaved(ctx, cursor)
     row_tile = row_tile_from(cursor.row_tile, ctx.keys, ctx.work, ctx.mods, config)
     padded_units = row_tile.units + ctx.stream_k.head_overhead
+    if ctx.keys.speculative:  # lengths that are being written may leave a row tile without units
+        padded_units = gl.maximum(padded_units, 1)
     part = part_at(cursor, row_tile.units, padded_units, ctx.stream_k, gl.program_id(0), config.schedule.invariant)
     begin = part.begin * config.schedule.unit
     end = gl.minimum(begin + part.count * config.schedule.unit, row_tile.span.total)
