@@ -1,15 +1,16 @@
 """Steps of an engine: writing the cache, decoding by a step plan, prompts beside decoding requests.
 
 `python -m bench.step` prints microseconds of a call within a CUDA graph: `append_slots` beside a copy of as many bytes,
-a `StepPlan` beside a `DecodePlan`, a mixed step beside its parts alone, a prefix that all requests share, read by each
-and read once (cascade), and `merge_states` beside a copy. Llama-3-8B's heads, pages of 16 as vLLM has them. Compile
-first: the first run of a kernel takes seconds.
+a `StepPlan` beside a `DecodePlan`, a mixed step beside its parts alone, steps over a cache of 8 bits beside 16 bits, a
+prefix that all requests share, read by each and read once (cascade), and `merge_states` beside a copy. Llama-3-8B's
+heads, pages of 16 as vLLM has them. Compile first: the first run of a kernel takes seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from bench.measure.arguments import positive
 from bench.measure.machine import describe
 from bench.measure.record import save
 from bench.measure.timing import DeviceSample, Summary, interleave, paired_ratio
+from warpattn.problem.launch import COPIED_BYTES
 from warpattn.sequences import PagedKV, Ragged
 
 HEADS, HEADS_KV, DIM, PAGE = 32, 8, 128, 16
@@ -46,10 +48,18 @@ class Step:
         self.q = torch.randn(sum(queries), HEADS, DIM, device="cuda", dtype=torch.bfloat16)
         self.out = torch.empty_like(self.q)
 
-    def planned(self, max_q: int | None) -> Callable[[], Any]:
+    def planned(self, max_q: int | None, workspace: torch.Tensor | None = None) -> Callable[[], Any]:
         """A call of a plan made for this step."""
-        plan = wa.StepPlan(self.q, self.kv, Ragged(self.seq.cu_q, max_q=max_q), mask=wa.Causal())
+        seq = Ragged(self.seq.cu_q, max_q=max_q)
+        plan = wa.StepPlan(self.q, self.kv, seq, mask=wa.Causal(), workspace=workspace)
         return lambda: plan(self.q, self.kv, self.seq, self.out)
+
+    def in_eight_bits(self, per: str) -> Step:
+        """The same step over e4m3, with one scale or one for each token and head."""
+        narrow, pages = copy(self), self.cache.to(torch.float8_e4m3fn).split(DIM, -1)
+        scale = torch.ones(() if per == "tensor" else pages[0].shape[:-1], device="cuda")
+        narrow.kv = replace(self.kv, k_pages=pages[0], v_pages=pages[1], k_scale=scale, v_scale=scale)
+        return narrow
 
     def uniform(self) -> Callable[[], Any]:
         """A `DecodePlan` of the same, for one query a sequence."""
@@ -93,6 +103,23 @@ def mixed(batch: int, keys: int, prompts: list[tuple[int, int]]) -> dict[str, li
     return {"mixed": [whole.planned(None)], "decode": [few.planned(1)], "prefill": [many.planned(None)]}
 
 
+def eight_bit(batch: int, keys: int, prompts: list[tuple[int, int]]) -> dict[str, list[Callable[[], Any]]]:
+    """A mixed step over 16 bits, and over 8 bits: converted in each tile, and copied into a workspace before. Outputs
+    must not differ by more than rounding."""
+    queries, lengths = [list(x) for x in zip(*prompts, strict=True)]
+    wide = Step([1] * batch + queries, [keys] * batch + lengths)
+    wide.cache.copy_(wide.cache.to(torch.float8_e4m3fn))
+    workspace = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda")
+    calls = {"16_bits": wide.planned(None)}
+    for per in ("tensor", "token"):
+        narrow = wide.in_eight_bits(per)
+        calls |= {per: narrow.planned(None), f"{per}_workspace": narrow.planned(None, workspace)}
+    want = calls["16_bits"]().clone()
+    for name, call in calls.items():
+        torch.testing.assert_close(call(), want, atol=2e-2, rtol=2e-2, msg=lambda text, name=name: f"{name}: {text}")
+    return {name: [call] for name, call in calls.items()}
+
+
 def shared(batch: int, prefix: int, own: int) -> dict[str, list[Callable[[], Any]]]:
     """One new token of each of `batch` sequences with `prefix` keys in common: each on its own, and cascaded."""
     step, pages = Step([1] * batch, [prefix + own] * batch), prefix // PAGE
@@ -130,6 +157,12 @@ CASES: dict[str, Callable[[], dict[str, list[Callable[[], Any]]]]] = {
     "decode 128 x 1k": lambda: decodes(128, 1024),
     "mixed 32 x 4k, 2 chunks": lambda: mixed(32, 4096, [(2048, 4096), (2048, 2048)]),
     "mixed 64 x 2k, 1 chunk": lambda: mixed(64, 2048, [(512, 8192)]),
+    "8 bits, 1 x 8k chunk of 32k": lambda: eight_bit(0, 1, [(8192, 32768)]),
+    "8 bits, 4 x 2k of 8k": lambda: eight_bit(0, 1, [(2048, 8192)] * 4),
+    "8 bits, 1 x 2k of 16k, 32 x 4k": lambda: eight_bit(32, 4096, [(2048, 16384)]),
+    "8 bits, 8 x 512 of 8k, 64 x 2k": lambda: eight_bit(64, 2048, [(512, 8192)] * 8),
+    "8 bits, 16 x 256 of 4k": lambda: eight_bit(0, 1, [(256, 4096)] * 16),
+    "8 bits, 32 x 4k and 1 x 64": lambda: eight_bit(32, 4096, [(64, 4096)]),
     "shared 64 x 16k": lambda: shared(64, 16384, 256),
     "shared 16 x 16k": lambda: shared(16, 16384, 256),
     "shared 64 x 2k": lambda: shared(64, 2048, 256),

@@ -162,6 +162,44 @@ def test_appended_rows_are_attended(per):
     torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
 
 
+@pytest.mark.parametrize(
+    ("per", "dim", "dtype"),
+    [("tensor", 128, torch.bfloat16), ("token", 128, torch.bfloat16), ("head", 64, torch.float16), ("tensor", 256, torch.bfloat16)],
+)
+def test_steps_over_a_workspace(per, dim, dtype):
+    """A graph serves steps whose prompts have copies, have none since the workspace is full, or are short."""
+    torch.manual_seed(0)
+    batch, width = 6, 100
+    k, v = (wa.quantize(torch.randn(batch * width, 16, 8, dim), per=per) for _ in range(2))
+    pages, scales = [x.values.cuda() for x in (k, v)], [x.scale.cuda() for x in (k, v)]
+    table = torch.randperm(batch * width).int().view(batch, width).cuda()
+    kv = wa.PagedKV(*pages, table, torch.zeros(batch).int().cuda(), k_scale=scales[0], v_scale=scales[1])
+    workspace = torch.full((20 * 128 * 8 * dim * 4,), 255, dtype=torch.uint8, device="cuda")  # 20 places, full of NaN
+    q = torch.randn(2000, 32, dim, dtype=dtype).cuda()
+    seq = wa.Ragged(torch.zeros(batch + 1).int().cuda())
+    plan = wa.StepPlan(q, kv, seq, mask=wa.Causal(), workspace=workspace)
+    plan(q, plan.kv, plan.seq)
+    graph, out = torch.cuda.CUDAGraph(), torch.zeros_like(q)
+    with torch.cuda.graph(graph):
+        plan(q, plan.kv, plan.seq, out)
+    steps = [
+        ((600, 1, 0, 700, 40, 300), (1600, 90, 20, 700, 1000, 1500)),  # 13 places, 6, and too many
+        ((1, 2, 3, 4, 5, 6), (1600, 1, 20, 700, 1000, 1500)),
+        ((1400, 600), (1590, 1000)),
+        ((2000,), (1000,)),  # rows before the first key
+    ]
+    for queries, keys in steps:
+        cu_q = torch.tensor([0, *queries]).cumsum(0).int()
+        plan.update(cu_q, torch.tensor(keys).int(), table[: len(keys)])
+        graph.replay()
+        rows = slice(0, int(cu_q[-1]))
+        real = kv.with_fields(block_table=table[: len(keys)], lengths=torch.tensor(keys).int().cuda())
+        given = (q[rows], real, wa.Ragged(cu_q.cuda()))
+        torch.testing.assert_close(plan(*given), out[rows], rtol=0, atol=0)
+        expected = wa.attention_paged(*given, mask=wa.Causal(), backend="reference")
+        torch.testing.assert_close(out[rows], expected, atol=2e-2, rtol=2e-2)
+
+
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_products_of_8_bits(dim):
     """Dense and ragged, each twice: the second call takes the short way, and has the same bits."""

@@ -12,6 +12,8 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class PlanOptions:
@@ -20,10 +22,12 @@ class PlanOptions:
     batch_invariant: bool = False  # requested: a sequence's bits do not depend on what else is in the batch
     kv_ready_before_dependency: bool = False  # promised: see `DecodePlan`; ignored by kernels without a use for it
     copies: bool = True  # allowed: memory for copies of keys and values, see sm90/copies
+    workspace: Tensor | None = field(default=None, compare=False)  # allowed: the memory of a `StepPlan` for such copies
     candidate: str | None = None  # requested: the configuration of this name, see sm90/candidates.py, or BUILT_IN
 
 
 DEFAULT_OPTIONS = PlanOptions()
+COPIED_BYTES = 512 * 2**20  # most bytes of the copies of a call; also the workspace that engines give their plans
 BUILT_IN = "built-in"  # candidate: what the plan chooses by itself
 INVARIANT = "one part, so that a sequence's sums are in the same order whatever else is in the batch"
 EARLY = "PDL: its CTAs may start before the preceding kernel ends"

@@ -21,6 +21,7 @@ from warpattn.inputs import kind_of
 from warpattn.masks import Mask
 from warpattn.problem import Call
 from warpattn.problem.launch import PlanOptions
+from warpattn.problem.operands import ALIGNMENT
 from warpattn.quantized import Quantized, result_dtype
 from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.scores import Score
@@ -41,7 +42,13 @@ class StepPlan(ServingPlan):
     the same bits whatever else is in the step and however its sequence is cut into steps, at some cost in speed.
     Launches and their number never depend on lengths, so calls may be captured into CUDA graphs.
 
-    Raises AttentionError listing every broken rule; a plan makes no copies, so tensors must be laid out for TMA as
+    workspace: a contiguous uint8 tensor on the card. Without it, Hopper's kernels convert 8-bit keys and values in each
+    tile of queries. With it, keys and values that many queries see (1,024 rows: tokens times heads of a group) are
+    first copied into it in 16 bits, sequence after sequence as long as they fit, which is faster; "Copies in 16 bits"
+    in docs/eight_bit.md has the rules. Plans may share a workspace if their calls never overlap, so use one per stream.
+    512 MiB hold 131,072 keys and values of 8 heads with 128 columns.
+
+    Raises AttentionError listing every broken rule; a plan copies nothing else, so tensors must be laid out for TMA as
     described in `warpattn.api`.
     """
 
@@ -56,6 +63,7 @@ class StepPlan(ServingPlan):
         sinks: Tensor | None = None,
         scale: float | None = None,
         batch_invariant: bool = False,
+        workspace: Tensor | None = None,
     ) -> None:
         rules = Rules()
         rules.flag("batch_invariant", batch_invariant)
@@ -63,12 +71,15 @@ class StepPlan(ServingPlan):
         what = f"kv is a {type(kv).__name__} and seq a {type(seq).__name__}"
         rules.require(fine, what, "a StepPlan takes a PagedKV and a Ragged(cu_q)")
         rules.done()
+        if workspace is not None:
+            _check_workspace(workspace, kv)
         mask = in_order(mask, batch_invariant)
         self._like_own = kv, seq
         q, k, v, kv = with_query_parts(q, kv)
         call = Call(q, k, v, PagedRagged(kv, seq), mask, score, sinks, scale)
         # Engines keep a plan for each size of steps, and measure before how much memory their caches may have.
-        super().__init__(call, PlanOptions(batch_invariant, copies=False), read_values=False)
+        options = PlanOptions(batch_invariant, copies=False, workspace=workspace)
+        super().__init__(call, options, read_values=False)
         del self.out  # callers give their own, or a call makes one
         self._rows, self._sequences = len(q), len(kv.lengths)
 
@@ -162,3 +173,18 @@ class StepPlan(ServingPlan):
         if len(out) != len(q):
             raise AttentionError(f"out has {len(out)} rows; out must have as many as q, {len(q)}")
         return result, lse
+
+
+def _check_workspace(workspace: object, kv: PagedKV) -> None:
+    """Raise AttentionError unless kernels can copy keys and values into `workspace`."""
+    rules = Rules()
+    if rules.tensor("workspace", workspace, "bytes"):
+        assert isinstance(workspace, Tensor)
+        kind, strides, start = workspace.dtype, workspace.stride(), workspace.data_ptr()
+        rules.require(kind == torch.uint8, f"workspace has dtype {kind}", "it must be torch.uint8")
+        rules.require(workspace.is_contiguous(), f"workspace has strides {strides}", "it must be contiguous")
+        where = f"workspace is on {workspace.device} and kv.k_pages on {kv.k_pages.device}"
+        rules.require(workspace.device == kv.k_pages.device, where, "they must be on one device")
+        rule = f"it must start at a multiple of {ALIGNMENT} bytes"
+        rules.require(start % ALIGNMENT == 0, f"workspace starts at {start}", rule)
+    rules.done()

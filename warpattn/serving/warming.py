@@ -26,7 +26,7 @@ from warpattn.language.traced import whole
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import RUNS, TARGETS
 from warpattn.problem.backends import LIMITS, chip_of
-from warpattn.problem.launch import Launch, PlanOptions
+from warpattn.problem.launch import COPIED_BYTES, Launch, PlanOptions
 from warpattn.problem.operands import Operands, fitted
 from warpattn.runtime import compiler, compilers, kernel_cache
 from warpattn.runtime.launches import list_launches
@@ -215,7 +215,8 @@ def launches_of(example: Example, page_size: int, arch: str) -> tuple[Launch, ..
     checked = validate(replace(call, backend=f"simulate:{arch}"), read_values=False)  # its limits, without a card
     out = call.q.new_empty((*call.q.shape[:-1], checked.problem.dim_v))
     operands = fitted(Operands(call.q, call.k, call.v, out, None, call.sinks))
-    options = PlanOptions(copies=example.kind != STEP)
+    workspace = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="meta") if example.kind == STEP else None
+    options = PlanOptions(copies=example.kind != STEP, workspace=workspace)
     return list_launches(replace(checked, backend=arch), operands, call.sequence, options)
 
 

@@ -15,6 +15,7 @@ LARGEST_EXPONENT = torch.finfo(torch.float32).max
 KEYS_OF_PRODUCT = 32  # k of one 8-bit wgmma; it takes the keys in an order of its own (prefill/eight_bit/weights.py)
 TRANSPOSED_KEYS = 128  # keys that one program of prefill/eight_bit/transpose_values.py transposes
 COPIED_KEYS = 128  # keys that one program of copies/kernel.py copies; also the page size of the copies
+PLACES_OF_PROGRAM = 128  # places that one program of copies/places.py lists
 
 
 class TransposeShape(NamedTuple):
@@ -62,6 +63,31 @@ class CopyIndex(NamedTuple):
         """The index of a `PagedKV`; `out_table` is filled in later."""
         table = kv.block_table if kv.block_table.stride(1) == 1 else kv.block_table.contiguous()
         return cls(table, table.stride(0), kv.lengths.contiguous(), cu_q, None)
+
+
+class PlaceLists(NamedTuple):
+    """Where copies/places.py puts the copies of a step's keys, COPIED_KEYS in a place."""
+
+    ends: Any  # int32* (1 + batch,): places in use; then of each sequence, the first place after its own
+    places: Any  # int32* (places, 2): sequence and first key of each place in use
+    table: Any  # int32* (batch, row of `table_stride`): the places of each sequence that has some
+    table_stride: Int64
+
+
+class PlacesShape(NamedTuple):
+    """The `shape` argument of copies/places.py, int32."""
+
+    batch: Any  # sequences
+    keys: Any  # maximum keys of a sequence
+    capacity: Any  # places
+    least: Any  # queries that must see each key of a sequence for it to be copied
+
+
+class TakenPlaces(NamedTuple):
+    """What order_kernel reads to list only sequences with copies, or only those without."""
+
+    ends: Any  # see `PlaceLists`
+    capacity: Any  # int32: places
 
 
 class PrefillShape(NamedTuple):

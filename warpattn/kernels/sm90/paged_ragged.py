@@ -3,6 +3,9 @@
       cu_q, lengths ──▶ decode            takes sequences with 1 to `tokens` queries; gives others no units of work
                     ──▶ order, prefill    takes sequences with more queries; gives others no query blocks
 
+With 8-bit keys and a workspace there are two prefills: copies/places.py decides which sequences' keys are copied into
+the workspace in 16 bits, one prefill reads these copies, the other one converts the keys of the other sequences.
+
 Both kernels read the offsets on the device and skip each other's sequences, so the host needs no lengths and the number
 of launches is fixed. With `max_q` up to `MAX_TOKENS` there is no prefill. With `batch_invariant` there is no decode,
 since the other tokens of a step must not decide a token's kernel. Latent attention always has such a `max_q`.
@@ -12,18 +15,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from warpattn.problem import CheckedCall, Problem, is_latent
 from warpattn.problem.arch import Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
 from warpattn.problem.operands import Operands
 from warpattn.sequences import PagedRagged
 
+from .copies.launch import in_places
 from .decode import choice as decode
 from .decode import launch as decode_launch
 from .mla import config as mla
 from .mla import launch as mla_launch
 from .prefill_varlen import launch as prefill_varlen
 from .prefill_varlen.config import choose as choose_prefill
+from .prefill_varlen.config import choose_over_places
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,7 @@ class PagedRaggedConfig:
     tokens: int  # decode takes sequences of at most so many queries
     few: Choice | None  # decode; None: prefill takes every sequence
     many: Choice | None  # prefill; None: no sequence has more than `tokens` queries
+    long: Choice | None = None  # prefill over copies of keys in a workspace, where they are made; `many` has the rest
 
 
 def few_tokens(problem: Problem) -> int:
@@ -62,23 +70,31 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
         reasons = (split_why, *few.reasons)
         config = PagedRaggedConfig(tokens, few, None)
         return Choice("paged_ragged", config, few.grid, few.lines, reasons, partitions=few.partitions)
-    many = choose_prefill(problem, target, options)
+    many, long = choose_prefill(problem, target, options), choose_over_places(problem, target, options)
+    named = {"decode": few, "prefill": many} | ({} if long is None else {"prefill over copies": long})
 
     def lines() -> tuple[str, ...]:
-        return *(f"decode: {line}" for line in few.lines()), *(f"prefill: {line}" for line in many.lines())
+        return tuple(f"{name}: {line}" for name, choice in named.items() for line in choice.lines())
 
-    config, reasons = PagedRaggedConfig(tokens, few, many), (split_why, *few.reasons, *many.reasons)
+    config = PagedRaggedConfig(tokens, few, many, long)
+    reasons = split_why, *(reason for choice in named.values() for reason in choice.reasons)
     return Choice("paged_ragged", config, few.grid, lines, reasons, partitions=few.partitions, order=many.order)
 
 
 def list_launches(
-    checked: CheckedCall, x: Operands, sequence: PagedRagged, choice: Choice
+    checked: CheckedCall, x: Operands, sequence: PagedRagged, choice: Choice, workspace: Tensor | None = None
 ) -> tuple[Launch, ...]:
-    """The launches of prefill, then those of decode, unless ruled out."""
+    """The launches of prefill, over copies in the workspace first, then those of decode, unless ruled out."""
     config: PagedRaggedConfig = choice.config
     launches: tuple[Launch, ...] = ()
+    attended = prefill_varlen.Attended(config.tokens + 1)
+    if config.long is not None and workspace is not None:
+        step = in_places(checked, x, sequence, workspace)
+        attended = attended._replace(copied=1, places=step.places)
+        over_copies = prefill_varlen.list_launches(checked, step.x, step.sequence, config.long, attended)
+        launches, attended = (*step.launches, *over_copies), attended._replace(copied=-1)
     if config.many is not None:
-        launches = prefill_varlen.list_launches(checked, x, sequence, config.many, least_q=config.tokens + 1)
+        launches += prefill_varlen.list_launches(checked, x, sequence, config.many, attended)
     if config.few is not None:
         few = replace(checked, problem=decoded(checked.problem))
         attend = mla_launch if config.few.kernel == "mla" else decode_launch

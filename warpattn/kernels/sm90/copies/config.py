@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from warpattn.problem import Problem
-from warpattn.problem.launch import Choice, PlanOptions
+from warpattn.problem.launch import COPIED_BYTES, Choice, PlanOptions
 from warpattn.problem.operands import is_masked, sees_first_keys
 from warpattn.problem.problem import NO_SCALES, Scales
 from warpattn.problem.scales import EightBit
@@ -22,23 +22,43 @@ LATER = (None, "tensor", "head")  # scales that prefill folds into the softmax s
 # With so many query rows per key, copies of 8-bit keys and of keys in small pages pay off (bench/notes.md, 236).
 CONVERTED_ROWS, PAGED_ROWS = 1024, 4096
 MOST_COLUMNS = 128  # columns copied at a time: 64 registers a thread in 16 bits
-MOST_BYTES = 512 * 2**20  # size limit of all copies
 WHY = "enough rows of queries see each key: keys and values are copied once, before, in 16 bits and in whole tiles"
 
 
 def copies(problem: Problem, options: PlanOptions) -> bool:
     """Whether K and V are copied before prefill: 8-bit ones, which each query tile would convert again, and small
     pages. Not for batch-invariant results: the other sequences must not decide what a row reads."""
-    small = 0 < problem.page_size < COPIED_KEYS
-    if not options.copies or options.batch_invariant or problem.q_dtype is not None or problem.rope:
-        return False
-    if not sees_first_keys(problem):
+    if not options.copies or not readable(problem, options) or copied_bytes(problem) > COPIED_BYTES:
         return False
     if problem.kv_dtype is None:
-        return small and seeing_rows(problem) >= PAGED_ROWS and copied_bytes(problem) <= MOST_BYTES
-    if problem.dtype != torch.bfloat16 and any(map(of_token, problem.scales)):
-        return False  # a token's scale may exceed fp16
-    return seeing_rows(problem) >= CONVERTED_ROWS and copied_bytes(problem) <= MOST_BYTES
+        return 0 < problem.page_size < COPIED_KEYS and seeing_rows(problem) >= PAGED_ROWS
+    return seeing_rows(problem) >= CONVERTED_ROWS
+
+
+def copies_into_workspace(problem: Problem, options: PlanOptions) -> bool:
+    """Whether prefill reads copies of the 8-bit keys of a step's long prompts, in a workspace (copies/places.py)."""
+    if options.workspace is None or problem.kv_dtype is None or not readable(problem, options):
+        return False
+    most = min(problem.seq_q, problem.max_q or problem.seq_q)
+    return most >= least_queries(problem) and options.workspace.nbytes >= bytes_of_place(problem)
+
+
+def readable(problem: Problem, options: PlanOptions) -> bool:
+    """Whether a call's results may be those over copies of its keys and values."""
+    if options.batch_invariant or problem.q_dtype is not None or problem.rope or not sees_first_keys(problem):
+        return False
+    scaled = problem.kv_dtype is not None and any(map(of_token, problem.scales))
+    return problem.dtype == torch.bfloat16 or not scaled  # a token's scale may exceed fp16
+
+
+def least_queries(problem: Problem) -> int:
+    """Queries that must see each 8-bit key."""
+    return -(-CONVERTED_ROWS * problem.heads_kv // problem.heads_q)
+
+
+def bytes_of_place(problem: Problem) -> int:
+    """Bytes of the copies of COPIED_KEYS keys and values of all heads."""
+    return 2 * COPIED_KEYS * problem.heads_kv * (problem.dim_qk + problem.dim_v)
 
 
 def of_token(scale: str | int | None) -> bool:
@@ -101,6 +121,14 @@ def with_scales(operands: OperandFormat, problem: Problem) -> OperandFormat:
 def over_copies(choice: Choice, config: Any, problem: Problem) -> Choice:
     """`choice` of `of_copies(problem)`, with `config`, and lines about copies."""
     return replace(choice, config=config, lines=partial(_lines, choice, problem), reasons=(*choice.reasons, WHY))
+
+
+def over_workspace(choice: Choice, config: Any, problem: Problem, size: int) -> Choice:
+    """`choice` for the long prompts of a step, with `config`, and lines about the workspace of `size` bytes."""
+    keys = size // bytes_of_place(problem) * COPIED_KEYS
+    line = f"sm90.copy_places before it: up to {keys:,} keys and values in 16 bits, in a workspace of {size:,} bytes"
+    why = f"keys that {least_queries(problem)} queries of a sequence see are copied before, if the workspace holds them"
+    return replace(choice, config=config, lines=lambda: (*choice.lines(), line), reasons=(*choice.reasons, why))
 
 
 def _lines(choice: Choice, problem: Problem) -> tuple[str, ...]:

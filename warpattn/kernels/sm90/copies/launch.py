@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from warpattn.problem import CheckedCall
 from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Launch
-from warpattn.problem.operands import Operands
+from warpattn.problem.operands import Operands, is_masked
 from warpattn.problem.scales import scale_rows
 from warpattn.quantized import granularity
 from warpattn.sequences import PagedKV, PagedRagged, Sequence
 
 from ...nvidia.arguments import strided
-from ..arguments import COPIED_KEYS, CopyIndex, CopyShape, CopySource
-from .config import copied_rows, of_token
+from ..arguments import (
+    COPIED_KEYS,
+    PLACES_OF_PROGRAM,
+    CopyIndex,
+    CopyShape,
+    CopySource,
+    PlaceLists,
+    PlacesShape,
+    TakenPlaces,
+)
+from .config import CopiedRows, bytes_of_place, copied_rows, least_queries, of_token
+
+PROGRAMS = 1056  # of copies/places.py: eight for each of 132 SMs
 
 
 class Copied(NamedTuple):
@@ -75,10 +88,7 @@ def _without_factors(x: Operands, sequence: Sequence) -> dict[str, None]:
 
 def _launch(x: Operands, copies: Operands, sequence: Sequence, index: CopyIndex, shape: CopyShape) -> Launch:
     paged, ragged = index.table is not None, index.cu_q is not None
-    pairs = tuple(_scales(x, sequence).values())
-    kinds = tuple([copied_rows(y.shape[-1], paged, granularity(scale, y.shape)) for y, scale in pairs])
-    k, v = (CopySource(strided(y), scale_rows(y, scale)) for y, scale in pairs)
-    args = {"k": k, "v": v, "k_out": copies.k, "v_out": copies.v, "index": index, "shape": shape}
+    kinds, args = _copying(x, copies, sequence, index, shape)
 
     def source():
         from .signature import copy_source  # imports Triton
@@ -89,3 +99,79 @@ def _launch(x: Operands, copies: Operands, sequence: Sequence, index: CopyIndex,
     grid = (batch * shape.places, shape.heads, 2)
     key = (kinds, ragged, x.k.dtype, x.v.dtype, x.q.dtype)
     return Launch("sm90.copy", "sm90", key, source, compile_options(), grid, args)
+
+
+def _copying(
+    x: Operands, copies: Operands, sequence: Sequence, index: CopyIndex, shape: CopyShape
+) -> tuple[tuple[CopiedRows, CopiedRows], dict[str, Any]]:
+    """(kinds of K and of V, arguments) of a kernel that copies them."""
+    pairs, paged = tuple(_scales(x, sequence).values()), index.table is not None
+    k_kind, v_kind = (copied_rows(y.shape[-1], paged, granularity(scale, y.shape)) for y, scale in pairs)
+    k, v = (CopySource(strided(y), scale_rows(y, scale)) for y, scale in pairs)
+    args = {"k": k, "v": v, "k_out": copies.k, "v_out": copies.v, "index": index, "shape": shape}
+    return (k_kind, v_kind), args
+
+
+class InPlaces(NamedTuple):
+    """A step over the copies of its long prompts' keys: operands, sequence, and the launches that make the copies."""
+
+    x: Operands
+    sequence: PagedRagged
+    places: TakenPlaces
+    launches: tuple[Launch, ...]
+
+
+def in_places(checked: CheckedCall, x: Operands, sequence: PagedRagged, workspace: Tensor) -> InPlaces:
+    """A step whose long prompts' keys are copied into the workspace, in the dtype of its queries."""
+    problem, kv = checked.problem, sequence.kv
+    page_size, heads, batch = problem.page_size, problem.heads_kv, len(kv.block_table)
+    keys = kv.block_table.shape[1] * page_size
+    width = -(-keys // COPIED_KEYS)
+    capacity = min(workspace.nbytes // bytes_of_place(problem), batch * width)
+    k, v = _split(workspace.view(torch.uint8), capacity, heads, x)
+    new = partial(torch.empty, dtype=torch.int32, device=x.q.device)
+    lists = PlaceLists(new(1 + batch), new(capacity, 2), new(batch, width), width)
+    shape = CopyShape(
+        keys, width, heads, x.k.shape[-1] // 8, x.v.shape[-1] // 8, len(x.k), page_size, least_queries(problem)
+    )  # fmt: skip
+    copies = x._replace(k=k, v=v)
+    kinds, args = _copying(x, copies, kv, CopyIndex.of(kv, None), shape)
+    args["lists"] = lists
+
+    def source():
+        from .signature import copy_places_source  # imports Triton
+
+        return copy_places_source(args, kinds)
+
+    fields = {"k_pages": k, "v_pages": v, "block_table": lists.table, **_without_factors(x, kv)}
+    copying = Launch(
+        "sm90.copy_places", "sm90", (kinds, x.k.dtype, x.v.dtype, x.q.dtype), source, compile_options(),
+        (PROGRAMS,), args, persistent=True,
+    )  # fmt: skip
+    listing = _places_launch(checked, sequence, lists, PlacesShape(batch, keys, capacity, least_queries(problem)))
+    taken = TakenPlaces(lists.ends, capacity)
+    return InPlaces(copies, replace(sequence, kv=kv.with_fields(**fields)), taken, (listing, copying))
+
+
+def _split(workspace: Tensor, capacity: int, heads: int, x: Operands) -> tuple[Tensor, Tensor]:
+    """K and V in bytes of a workspace: (places, COPIED_KEYS, heads, dim), heads outside of keys in memory."""
+    ends = [2 * capacity * heads * COPIED_KEYS * dim for dim in (x.k.shape[-1], x.v.shape[-1])]
+    parts = workspace.flatten()[: sum(ends)].split(ends)
+    k, v = (part.view(x.q.dtype).view(capacity, heads, COPIED_KEYS, -1).transpose(1, 2) for part in parts)
+    return k, v
+
+
+def _places_launch(checked: CheckedCall, sequence: PagedRagged, lists: PlaceLists, shape: PlacesShape) -> Launch:
+    """The launch that fills `lists`."""
+    masked = is_masked(checked.problem)
+    args = {
+        "lengths": sequence.kv.lengths.contiguous(), "cu_q": sequence.cu_q.contiguous(), "lists": lists, "shape": shape,
+    }  # fmt: skip
+
+    def source():
+        from .signature import places_source  # imports Triton
+
+        return places_source(args, masked)
+
+    grid = (-(-shape.capacity // PLACES_OF_PROGRAM),)
+    return Launch("sm90.places", "sm90", (masked,), source, compile_options(), grid, args)

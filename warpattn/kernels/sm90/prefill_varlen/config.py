@@ -13,7 +13,15 @@ from warpattn.problem.arch import Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY_AND_WAITS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
 
-from ..copies.config import copies, of_copies, over_copies, with_scales
+from ..copies.config import (
+    copies,
+    copies_into_workspace,
+    least_queries,
+    of_copies,
+    over_copies,
+    over_workspace,
+    with_scales,
+)
 from ..prefill.choice import (
     GAIN,
     Best,
@@ -46,6 +54,7 @@ class OrderTiles(NamedTuple):
     ragged_k: bool
     block_m: int  # tokens of a query block
     block_n: int  # keys of a key tile
+    copied: int = 0  # 1: only sequences whose keys have copies in places, -1: only others, 0: all
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,20 @@ class VarlenOrder:
     blocks: int  # upper bound of the number of query blocks
     candidates: int  # places where a query block may begin, see nvidia/order_kernel.py
     section: int  # query heads whose tiles the scheduler hands out together
+
+
+def choose_over_places(problem: Problem, target: Arch, options: PlanOptions) -> Choice | None:
+    """Chooses the configuration for those sequences of a step whose keys are copied into a workspace; None if none can
+    be. They are long, so work is counted for as many as the step may have of the shortest."""
+    if not copies_into_workspace(problem, options):
+        return None
+    long = min(problem.batch, max(1, problem.seq_q // least_queries(problem)))
+    over = of_copies(problem)
+    choice = choose(replace(over, batch=long), target, replace(options, copies=False))
+    tiles = replace(choice.config.tiles, operands=with_scales(choice.config.tiles.operands, problem))
+    blocks, candidates = _most_blocks(problem, tiles.tokens), _candidates(problem, tiles.tokens)
+    choice = replace(choice, order=replace(choice.order, blocks=blocks, candidates=candidates))
+    return over_workspace(choice, replace(choice.config, tiles=tiles), problem, options.workspace.nbytes)
 
 
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:

@@ -19,7 +19,7 @@ from warpattn.sequences import PagedKV, PagedRagged, Ragged
 from ...nvidia.arguments import ListedArgs, StridedRows, strided
 from ...nvidia.clipped_map import ClippedMap, clipped_maps
 from ...nvidia.combine_launch import ListedRows, combine_launch, workspace
-from ..arguments import LARGEST_EXPONENT
+from ..arguments import LARGEST_EXPONENT, TakenPlaces
 from ..copies.launch import copied
 from ..prefill.config import pad_dim, value_blocks
 from ..prefill.eight_bit.transpose_launch import transposed
@@ -28,20 +28,31 @@ from .config import VarlenConfig, VarlenShape
 Layout = Ragged | PagedKV | PagedRagged
 
 
+class Attended(NamedTuple):
+    """The sequences that a prefill attends."""
+
+    least_q: int = 1  # ragged ones of at least so many queries
+    copied: int = 0  # 1: only those whose keys have copies in `places`, -1: only others, 0: all
+    places: TakenPlaces | tuple[()] = ()
+
+
+ALL = Attended()
+
+
 def list_launches(
-    checked: CheckedCall, x: Operands, sequence: Layout, choice: Choice, least_q: int = 1
+    checked: CheckedCall, x: Operands, sequence: Layout, choice: Choice, attended: Attended = ALL
 ) -> tuple[Launch, ...]:
     """The launches of a call in order: transposition of 8-bit values or copies of K and V, if needed; order_kernel;
     prefill_varlen_kernel; and combination of partial outputs, if keys are split. The host reads no length: order_kernel
-    makes the tile list and leaves out ragged sequences of fewer than `least_q` queries."""
+    makes the tile list of the sequences that are `attended`."""
     tiles = torch.empty(RECORD * (1 + choice.order.blocks), dtype=torch.int32, device=x.q.device)
-    order = order_launch(checked, sequence, choice, tiles, least_q)
+    order = order_launch(checked, sequence, choice, tiles, attended)
     first: tuple[Launch, ...] = (order,)
     if choice.config.tiles.products:
         across, launches = transposed(x.v, _lengths(sequence)[1])
         x, first = x._replace(v=across[None]), (*launches, order)
     elif choice.config.copied:
-        x, sequence, copying = copied(x, sequence, least_q)
+        x, sequence, copying = copied(x, sequence, attended.least_q)
         first = copying, order
     problem, config = checked.problem, choice.config.tiles
     columns = value_blocks(problem.dim_v)
@@ -57,17 +68,17 @@ def list_launches(
 
 
 def order_launch(
-    checked: CheckedCall, sequence: Layout, choice: Choice, tiles: Tensor, least_q: int = 1
+    checked: CheckedCall, sequence: Layout, choice: Choice, tiles: Tensor, attended: Attended = ALL
 ) -> Launch:
     """Launch that writes the list of query blocks to `tiles`."""
-    order_tiles, problem = choice.config.order_tiles, checked.problem
+    order_tiles, problem = choice.config.order_tiles._replace(copied=attended.copied), checked.problem
     mask, _ = programs(checked)
     q, k = _lengths(sequence)
     candidates = choice.order.candidates
     args = {
         "q_ptr": q, "k_ptr": k, "list_ptr": tiles,
-        "shape": OrderShape(problem.batch, problem.seq_q, problem.seq_k, candidates, least_q),
-        "mask_args": modifier_args(checked)["mask_args"],
+        "shape": OrderShape(problem.batch, problem.seq_q, problem.seq_k, candidates, attended.least_q),
+        "places": attended.places, "mask_args": modifier_args(checked)["mask_args"],
     }  # fmt: skip
 
     def source():

@@ -1,0 +1,150 @@
+"""Steps whose long prompts read 16-bit copies of 8-bit keys in a workspace, on Hopper in the simulator."""
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import warpattn as wa
+from tests.oracle import poisoned
+from tests.sim.sm90.lengths import kernel
+from warpattn.kernels.sm90.copies.config import bytes_of_place
+from warpattn.kernels.sm90.select import choose, list_launches
+from warpattn.problem import Call, CheckedCall, validate
+from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import Launch, PlanOptions
+from warpattn.problem.operands import Operands
+from warpattn.runtime.simulate import dependent
+from warpattn.sequences import PagedKV, PagedRagged, Ragged
+
+PAGE, HEADS, DIM = 16, 16, 64
+# (queries, keys): a prompt of 3 places; a new token; a short prompt; 2 places; no queries; 2 places
+STEP = ((300, 310), (1, 90), (20, 200), (100, 150), (0, 40), (130, 130))
+PREFILL = ("sm90.order", "sm90.prefill_varlen")
+
+
+def a_step(
+    sizes: Any = STEP, per: str = "tensor", dtype: torch.dtype = torch.bfloat16, heads_kv: int = 1, dim_v: int = DIM
+) -> tuple[torch.Tensor, PagedRagged]:
+    """Queries, and a step over pages of e4m3 in random order."""
+    torch.manual_seed(0)
+    queries, keys = zip(*sizes, strict=True)
+    width = -(-max(keys) // PAGE)
+    pages = torch.randperm(len(keys) * width).int().view(len(keys), width)
+    k, v = (wa.quantize(torch.randn(pages.numel(), PAGE, heads_kv, d), per=per) for d in (DIM, dim_v))
+    kv = PagedKV(
+        k.values, v.values, pages, torch.tensor(keys).int(), k_scale=k.scale, v_scale=v.scale
+    )  # fmt: skip
+    offsets = torch.tensor([0, *queries]).cumsum(0).int()
+    return torch.randn(sum(queries), HEADS, DIM).to(dtype), PagedRagged(kv, Ragged(offsets))
+
+
+def checked_call(q: torch.Tensor, step: PagedRagged, **tail: Any) -> CheckedCall:
+    call = Call(q, step.kv.k_pages, step.kv.v_pages, step, backend="reference", **tail)
+    return validate(call, read_values=False)
+
+
+def launches_of(q: torch.Tensor, step: PagedRagged, out: torch.Tensor, places: int, **tail: Any) -> tuple[Launch, ...]:
+    """Those of a step with a workspace of so many places, whose memory holds NaN."""
+    checked = checked_call(q, step, **tail)
+    size = bytes_of_place(checked.problem) * places
+    options = PlanOptions(copies=False, workspace=torch.full((size,), 255, dtype=torch.uint8))
+    operands = Operands(q, step.kv.k_pages, step.kv.v_pages, out, None, None)
+    return list_launches(checked, operands, step, options)
+
+
+def run(launches: tuple[Launch, ...], schedule: str = "lazy", seed: int = 0) -> None:
+    """Simulates launches one after the other, without findings."""
+    for launch in launches:
+        grid = (min(launch.grid[0], 3),) if launch.persistent else launch.grid
+        report = wa.sim.simulate(kernel(launch), dependent(launch, grid), launch.args, schedule=schedule, seed=seed)
+        assert report.clean, report
+
+
+def expected_of(q: torch.Tensor, step: PagedRagged, **tail: Any) -> torch.Tensor:
+    return wa.attention_paged(q, step.kv, step.queries, backend="reference", **tail)
+
+
+def listed(launch: Launch) -> set[int]:
+    """Sequences in the list of an order launch."""
+    tiles = launch.args["list_ptr"]
+    return set(tiles[8 : 8 * (1 + int(tiles[0])) : 8].tolist())
+
+
+@pytest.mark.parametrize(("schedule", "seed"), [("lazy", 0), ("random", 1)])
+def test_a_step_of_prompts_and_new_tokens(schedule: str, seed: int) -> None:
+    """The first prompt is copied; the next long one does not fit, so it and those after it are converted."""
+    q, step = a_step()
+    out = poisoned(q.shape, q.dtype)
+    launches = launches_of(q, step, out, 4, mask=wa.Causal())
+    names = ["sm90.places", "sm90.copy_places", *PREFILL, *PREFILL, "sm90.decode"]
+    assert [launch.name for launch in launches] == names
+    run(launches, schedule, seed)
+    assert listed(launches[2]) == {0} and listed(launches[4]) == {2, 3, 5}
+    torch.testing.assert_close(out, expected_of(q, step, mask=wa.Causal()), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize(("places", "copied"), [(2, set()), (3, {0}), (6, {0, 3}), (99, {0, 3, 5})])
+def test_sequences_are_copied_as_far_as_there_are_places(places: int, copied: set[int]) -> None:
+    q, step = a_step()
+    launches = launches_of(q, step, torch.empty_like(q), places, mask=wa.Causal())
+    run((*launches[:3], launches[4]))
+    assert (listed(launches[2]), listed(launches[4])) == (copied, {0, 2, 3, 5} - copied)
+    ends, used = launches[1].args["lists"].ends, {0: 3, 3: 2, 5: 2}
+    assert ends.tolist() == [sum(used[b] for b in copied), 3, 3, 3, 5, 5, 7]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"per": "token", "dim_v": 128}, {"per": "head", "heads_kv": 2}, {"dtype": torch.float16},
+        {"mask": None}, {"score": wa.SoftCap(5.0)},
+    ],
+    ids=["tokens", "heads", "fp16", "full", "soft-cap"],
+)  # fmt: skip
+def test_kinds_of_caches_and_calls(case: dict[str, Any]) -> None:
+    tail: dict[str, Any] = {"mask": wa.Causal()} | {x: case.pop(x) for x in ("mask", "score") if x in case}
+    q, step = a_step(((260, 270), (1, 90), (40, 60)), **case)
+    out = poisoned((*q.shape[:-1], step.kv.v_pages.shape[-1]), q.dtype)
+    launches = launches_of(q, step, out, 4, **tail)
+    assert launches[1].name == "sm90.copy_places"
+    run(launches)
+    assert listed(launches[2]) == {0}
+    torch.testing.assert_close(out, expected_of(q, step, **tail), atol=3e-2, rtol=3e-2)
+
+
+def test_many_sequences() -> None:
+    """More than a program takes at a time, some with copies before and after."""
+    sizes = [(1, 20)] * 290
+    sizes[3] = sizes[200] = sizes[270] = (64, 64)
+    q, step = a_step(tuple(sizes))
+    launches = launches_of(q, step, torch.empty_like(q), 9)
+    run(launches[:3])
+    assert listed(launches[2]) == {3, 200, 270}
+    lists = launches[1].args["lists"]
+    assert lists.places[:3].tolist() == [[3, 0], [200, 0], [270, 0]] and int(lists.ends[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "tail"),
+    [
+        ({"per": "token", "dtype": torch.float16}, {}), ({}, {"mask": wa.SlidingWindow(40)}),
+        ({"sizes": ((40, 300),)}, {}),
+    ],
+    ids=["fp16-tokens", "window", "few-rows"],
+)  # fmt: skip
+def test_other_steps_convert_in_each_tile(change: dict[str, Any], tail: dict[str, Any]) -> None:
+    q, step = a_step(**change)
+    assert launches_of(q, step, torch.empty_like(q), 9, **tail)[0].name == "sm90.order"
+
+
+def test_the_plan_names_the_workspace() -> None:
+    q, step = a_step()
+    problem = checked_call(q, step, mask=wa.Causal()).problem
+    workspace = torch.empty(bytes_of_place(problem) * 7 + 5, dtype=torch.uint8)
+    choice = choose(problem, ARCHS["sm90"], PlanOptions(copies=False, workspace=workspace))
+    assert any("up to 896 keys and values" in line for line in choice.lines())
+    for options in (PlanOptions(copies=False), PlanOptions(True, workspace=workspace)):
+        assert not any("copy_places" in line for line in choose(problem, ARCHS["sm90"], options).lines())
