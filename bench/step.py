@@ -1,9 +1,10 @@
 """Steps of an engine: writing the cache, decoding by a step plan, prompts beside decoding requests.
 
 `python -m bench.step` prints microseconds of a call within a CUDA graph: `append_slots` beside a copy of as many bytes,
-a `StepPlan` beside a `DecodePlan`, a mixed step beside its parts alone, steps over a cache of 8 bits beside 16 bits, a
-prefix that all requests share, read by each and read once (cascade), and `merge_states` beside a copy. Llama-3-8B's
-heads, pages of 16 as vLLM has them. Compile first: the first run of a kernel takes seconds.
+a `StepPlan` beside a `DecodePlan`, a mixed step beside its parts alone, steps over caches of 16 and 8 bits without and
+with (+) a workspace for copies of keys, a prefix that all requests share, read by each and read once (cascade), and
+`merge_states` beside a copy. Llama-3-8B's heads, pages of 16 as vLLM has them. Compile first: the first run of a kernel
+takes seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,6 +27,17 @@ from warpattn.problem.launch import COPIED_BYTES
 from warpattn.sequences import PagedKV, Ragged
 
 HEADS, HEADS_KV, DIM, PAGE = 32, 8, 128, 16
+
+
+class Heads(NamedTuple):
+    """Heads of queries and of keys, and their columns."""
+
+    q: int = HEADS
+    kv: int = HEADS_KV
+    dim: int = DIM
+
+
+LLAMA, GPT_OSS = Heads(), Heads(64, 8, 64)
 COPIES = 4  # of a cache, used in turn
 
 
@@ -37,15 +49,15 @@ def ints(values: list[int]) -> torch.Tensor:
 class Step:
     """A step: queries and keys of each sequence, over a cache of its own."""
 
-    def __init__(self, queries: list[int], keys: list[int]) -> None:
+    def __init__(self, queries: list[int], keys: list[int], heads: Heads = LLAMA) -> None:
         width = -(-max(keys) // PAGE)
         used = len(keys) * width
-        self.cache = torch.randn(used + 1, PAGE, HEADS_KV, 2 * DIM, device="cuda", dtype=torch.bfloat16)
-        pages = self.cache.split(DIM, -1)
+        self.cache = torch.randn(used + 1, PAGE, heads.kv, 2 * heads.dim, device="cuda", dtype=torch.bfloat16)
+        pages = self.cache.split(heads.dim, -1)
         table = torch.randperm(used, device="cuda")[:used].reshape(len(keys), width).int() + 1
         self.kv = PagedKV(*pages, table, ints(keys))
         self.seq = Ragged(ints([0, *torch.tensor(queries).cumsum(0).tolist()]))
-        self.q = torch.randn(sum(queries), HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+        self.q = torch.randn(sum(queries), heads.q, heads.dim, device="cuda", dtype=torch.bfloat16)
         self.out = torch.empty_like(self.q)
 
     def planned(self, max_q: int | None, workspace: torch.Tensor | None = None) -> Callable[[], Any]:
@@ -56,7 +68,7 @@ class Step:
 
     def in_eight_bits(self, per: str) -> Step:
         """The same step over e4m3, with one scale or one for each token and head."""
-        narrow, pages = copy(self), self.cache.to(torch.float8_e4m3fn).split(DIM, -1)
+        narrow, pages = copy(self), self.cache.to(torch.float8_e4m3fn).chunk(2, -1)
         scale = torch.ones(() if per == "tensor" else pages[0].shape[:-1], device="cuda")
         narrow.kv = replace(self.kv, k_pages=pages[0], v_pages=pages[1], k_scale=scale, v_scale=scale)
         return narrow
@@ -103,18 +115,19 @@ def mixed(batch: int, keys: int, prompts: list[tuple[int, int]]) -> dict[str, li
     return {"mixed": [whole.planned(None)], "decode": [few.planned(1)], "prefill": [many.planned(None)]}
 
 
-def eight_bit(batch: int, keys: int, prompts: list[tuple[int, int]]) -> dict[str, list[Callable[[], Any]]]:
-    """A mixed step over 16 bits, and over 8 bits: converted in each tile, and copied into a workspace before. Outputs
-    must not differ by more than rounding."""
+def copied(
+    batch: int, keys: int, prompts: list[tuple[int, int]], heads: Heads = LLAMA
+) -> dict[str, list[Callable[[], Any]]]:
+    """A mixed step over 16 bits and 8 bits, each without and with a workspace for copies of keys. Outputs must not
+    differ by more than rounding."""
     queries, lengths = [list(x) for x in zip(*prompts, strict=True)]
-    wide = Step([1] * batch + queries, [keys] * batch + lengths)
+    wide = Step([1] * batch + queries, [keys] * batch + lengths, heads)
     wide.cache.copy_(wide.cache.to(torch.float8_e4m3fn))
     workspace = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda")
-    calls = {"16_bits": wide.planned(None)}
-    for per in ("tensor", "token"):
-        narrow = wide.in_eight_bits(per)
-        calls |= {per: narrow.planned(None), f"{per}_workspace": narrow.planned(None, workspace)}
-    want = calls["16_bits"]().clone()
+    calls = {}
+    for name, step in {"16": wide, **{per: wide.in_eight_bits(per) for per in ("tensor", "token")}}.items():
+        calls |= {name: step.planned(None), f"{name}+": step.planned(None, workspace)}
+    want = calls["16"]().clone()
     for name, call in calls.items():
         torch.testing.assert_close(call(), want, atol=2e-2, rtol=2e-2, msg=lambda text, name=name: f"{name}: {text}")
     return {name: [call] for name, call in calls.items()}
@@ -157,12 +170,16 @@ CASES: dict[str, Callable[[], dict[str, list[Callable[[], Any]]]]] = {
     "decode 128 x 1k": lambda: decodes(128, 1024),
     "mixed 32 x 4k, 2 chunks": lambda: mixed(32, 4096, [(2048, 4096), (2048, 2048)]),
     "mixed 64 x 2k, 1 chunk": lambda: mixed(64, 2048, [(512, 8192)]),
-    "8 bits, 1 x 8k chunk of 32k": lambda: eight_bit(0, 1, [(8192, 32768)]),
-    "8 bits, 4 x 2k of 8k": lambda: eight_bit(0, 1, [(2048, 8192)] * 4),
-    "8 bits, 1 x 2k of 16k, 32 x 4k": lambda: eight_bit(32, 4096, [(2048, 16384)]),
-    "8 bits, 8 x 512 of 8k, 64 x 2k": lambda: eight_bit(64, 2048, [(512, 8192)] * 8),
-    "8 bits, 16 x 256 of 4k": lambda: eight_bit(0, 1, [(256, 4096)] * 16),
-    "8 bits, 32 x 4k and 1 x 64": lambda: eight_bit(32, 4096, [(64, 4096)]),
+    "copied 1 x 8k of 32k": lambda: copied(0, 1, [(8192, 32768)]),
+    "copied 1 x 8k": lambda: copied(0, 1, [(8192, 8192)]),
+    "copied 4 x 2k of 8k": lambda: copied(0, 1, [(2048, 8192)] * 4),
+    "copied 2k of 16k, 32 x 4k": lambda: copied(32, 4096, [(2048, 16384)]),
+    "copied 8 x 512 of 8k, 64 x 2k": lambda: copied(64, 2048, [(512, 8192)] * 8),
+    "copied 16 x 256 of 4k": lambda: copied(0, 1, [(256, 4096)] * 16),
+    "copied 32 x 4k, 1 x 64": lambda: copied(32, 4096, [(64, 4096)]),
+    "copied d64 1 x 8k of 32k": lambda: copied(0, 1, [(8192, 32768)], GPT_OSS),
+    "copied d64 4 x 2k of 8k": lambda: copied(0, 1, [(2048, 8192)] * 4, GPT_OSS),
+    "copied d64 8 x 512 of 8k": lambda: copied(0, 1, [(512, 8192)] * 8, GPT_OSS),
     "shared 64 x 16k": lambda: shared(64, 16384, 256),
     "shared 16 x 16k": lambda: shared(16, 16384, 256),
     "shared 64 x 2k": lambda: shared(64, 2048, 256),

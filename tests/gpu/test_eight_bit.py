@@ -164,7 +164,8 @@ def test_appended_rows_are_attended(per):
 
 @pytest.mark.parametrize(
     ("per", "dim", "dtype"),
-    [("tensor", 128, torch.bfloat16), ("token", 128, torch.bfloat16), ("head", 64, torch.float16), ("tensor", 256, torch.bfloat16)],
+    [("tensor", 128, torch.bfloat16), ("token", 128, torch.bfloat16), ("head", 64, torch.float16),
+     ("tensor", 256, torch.bfloat16)],
 )
 def test_steps_over_a_workspace(per, dim, dtype):
     """A graph serves steps whose prompts have copies, have none since the workspace is full, or are short."""

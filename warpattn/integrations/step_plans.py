@@ -14,20 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from warpattn.masks import Mask, SlidingWindow
-from warpattn.problem.backends import chip_of
-from warpattn.problem.launch import COPIED_BYTES
-from warpattn.quantized import EIGHT_BIT
-from warpattn.runtime.kernel_cache import say_once
+from warpattn.masks import Mask
 from warpattn.scores import ALiBi, Score, SoftCap
 from warpattn.sequences import PagedKV, Ragged
 from warpattn.sequences.latent_query import LatentQuery, of_parts, parted
-from warpattn.serving import StepPlan
-
-
-def takes_workspace(stored: torch.dtype, device: torch.device) -> bool:
-    """Whether plans over a cache of this dtype copy keys into a workspace of `COPIED_BYTES`."""
-    return stored in EIGHT_BIT and chip_of(device).arch == "sm90"
+from warpattn.serving import StepPlan, StepWorkspace
 
 
 class ScoreOptions(NamedTuple):
@@ -67,7 +58,7 @@ class StepPlans:
         self.decoded = decoded
         self.batch_invariant = batch_invariant
         self._plans: dict[Any, StepPlan] = {}
-        self._workspace: Tensor | None = None
+        self._workspace = StepWorkspace()
 
     def attend(
         self,
@@ -103,20 +94,9 @@ class StepPlans:
         )
         seq = Ragged(kv.lengths.new_empty(requests + 1), max_q=bound)
         tail = layer.tail(rows.device) | {"sinks": sinks, "batch_invariant": self.batch_invariant}
-        copied = not rotary and bound is None and not isinstance(layer.mask, SlidingWindow)
-        if copied and not self.batch_invariant and takes_workspace(kv.k_pages.dtype, rows.device):
-            tail["workspace"] = self._shared_workspace(rows.device)
+        if bound is None and not self.batch_invariant:
+            tail["workspace"] = self._workspace.of(kv, layer.mask)
         return StepPlan(largest, pages, seq, **tail)
-
-    def _shared_workspace(self, device: torch.device) -> Tensor | None:
-        """Return the memory that all plans copy keys into; None, and a line that says so, if the card has none left."""
-        if self._workspace is None:
-            try:
-                self._workspace = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device)
-            except torch.OutOfMemoryError:
-                memory = f"the card has no {COPIED_BYTES >> 20} MiB for copies in 16 bits"
-                say_once(f"{memory}: prompts take longer, as 8-bit keys are converted in each tile")
-        return self._workspace
 
     def bound_of(self, seq: Ragged) -> int | None:
         """Return the bound that a step's plan promises: one of few, since each has its own kernels."""

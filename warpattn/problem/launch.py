@@ -27,6 +27,7 @@ class PlanOptions:
 
 
 DEFAULT_OPTIONS = PlanOptions()
+COPIED_KEYS = 128  # keys of a page of copies; larger pages need none
 COPIED_BYTES = 512 * 2**20  # most bytes of the copies of a call; also the workspace that engines give their plans
 BUILT_IN = "built-in"  # candidate: what the plan chooses by itself
 INVARIANT = "one part, so that a sequence's sums are in the same order whatever else is in the batch"

@@ -183,6 +183,11 @@ class BoundLaunches:
         """Bytes of the workspace, each tensor counted once."""
         return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in self._workspace}.values())
 
+    def skip(self, first: int) -> None:
+        """From now on leave out the first launches, so many."""
+        if len(self._calls) != len(self.each) - first:
+            self._calls = [bound.call for bound in self.each[first:]]
+
     def cells(self, name: str) -> list[Any]:
         """Return the cells of the scalar `name` in all launches that take it."""
         return [bound.cell(name) for bound in self.each if bound.takes(name)]

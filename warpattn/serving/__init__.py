@@ -4,5 +4,8 @@ from warpattn.serving.append import append_paged
 from warpattn.serving.plans import DecodePlan, PrefillPlan
 from warpattn.serving.slots import append_slots
 from warpattn.serving.step_plan import StepPlan
+from warpattn.serving.workspace import StepWorkspace, reserve_workspace
 
-__all__ = ["DecodePlan", "PrefillPlan", "StepPlan", "append_paged", "append_slots"]
+__all__ = [
+    "DecodePlan", "PrefillPlan", "StepPlan", "StepWorkspace", "append_paged", "append_slots", "reserve_workspace",
+]  # fmt: skip

@@ -42,15 +42,18 @@ class StepPlan(ServingPlan):
     the same bits whatever else is in the step and however its sequence is cut into steps, at some cost in speed.
     Launches and their number never depend on lengths, so calls may be captured into CUDA graphs.
 
-    workspace: a contiguous uint8 tensor on the card. Without it, Hopper's kernels convert 8-bit keys and values in each
-    tile of queries. With it, keys and values that many queries see (1,024 rows: tokens times heads of a group) are
-    first copied into it in 16 bits, sequence after sequence as long as they fit, which is faster; "Copies in 16 bits"
-    in docs/eight_bit.md has the rules. Plans may share a workspace if their calls never overlap, so use one per stream.
-    512 MiB hold 131,072 keys and values of 8 heads with 128 columns.
+    workspace: a contiguous uint8 tensor on the card. Without it, Hopper's prefill converts 8-bit keys and values in
+    each tile of queries, and fetches small pages one by one. With it, keys and values of a sequence that many of its
+    queries see, at least `copied_queries`, are first copied into it in 16 bits and whole tiles, sequence after sequence
+    as long as they fit, which is faster; docs/eight_bit.md has the rules, and `copied_queries` is None if no step has
+    copies. Plans may share a workspace if their calls never overlap, so use one per stream. 512 MiB hold 131,072 keys
+    and values of 8 heads with 128 columns.
 
     Raises AttentionError listing every broken rule; a plan copies nothing else, so tensors must be laid out for TMA as
     described in `warpattn.api`.
     """
+
+    copied_queries: int | None = None
 
     def __init__(
         self,
@@ -98,7 +101,18 @@ class StepPlan(ServingPlan):
     def _bind(self, call: Call, *others: Any) -> BoundLaunches:
         bound = super()._bind(call, *others)
         self._batch = [cell for name in BATCHES for cell in bound.cells(name)]
+        names = [launch.name for launch in bound.each]
+        if "sm90.places" in names:
+            self._after_copies = max(i for i, name in enumerate(names) if name == "sm90.order")  # the pages' prefill
+            (least,), self._copied = bound.cells("shape.least"), bound.each[self._after_copies].cell("only.copied")
+            self.copied_queries = least.value
         return bound
+
+    def _with_copies(self, bound: BoundLaunches, seq: Ragged) -> None:
+        """Leave out what concerns copies of keys in a step whose sequences have too few queries for them."""
+        none = seq.max_q is not None and seq.max_q < (self.copied_queries or 0)
+        bound.skip(self._after_copies if none else 0)
+        self._copied.value = 0 if none else -1
 
     def __call__(
         self, q: Tensor | Quantized | LatentQuery, kv: PagedKV, seq: Ragged, out: Tensor | None = None,
@@ -107,7 +121,8 @@ class StepPlan(ServingPlan):
         """Return out (total_q, Hq, Dv), the given one or a new one; `sinks` replaces the plan's.
 
         q has at most the plan's rows, kv and seq at most its sequences; rows after cu_q[-1] are padding and not
-        written. Pages, strides and dtypes must be the plan's; an AttentionError names the first tensor that differs.
+        written. A `seq.max_q` below `copied_queries` saves launches. Pages, strides and dtypes must be the plan's; an
+        AttentionError names the first tensor that differs.
         """
         if not isinstance(kv, PagedKV) or not isinstance(seq, Ragged):
             raise AttentionError("a StepPlan takes a PagedKV and a Ragged(cu_q)")
@@ -128,6 +143,8 @@ class StepPlan(ServingPlan):
         if self._bound is not None:
             for cell in self._batch:
                 cell.value = batch
+            if self.copied_queries is not None:
+                self._with_copies(self._bound, seq)
         tensors = (q, kv.k_pages, kv.v_pages, seq.cu_q, *kv.indices().values())
         return self._run(tensors, PagedRagged(kv, seq), out, sinks)
 
@@ -183,8 +200,9 @@ def _check_workspace(workspace: object, kv: PagedKV) -> None:
         kind, strides, start = workspace.dtype, workspace.stride(), workspace.data_ptr()
         rules.require(kind == torch.uint8, f"workspace has dtype {kind}", "it must be torch.uint8")
         rules.require(workspace.is_contiguous(), f"workspace has strides {strides}", "it must be contiguous")
-        where = f"workspace is on {workspace.device} and kv.k_pages on {kv.k_pages.device}"
-        rules.require(workspace.device == kv.k_pages.device, where, "they must be on one device")
+        device = getattr(kv.k_pages, "device", workspace.device)
+        where = f"workspace is on {workspace.device} and kv.k_pages on {device}"
+        rules.require(workspace.device == device, where, "they must be on one device")
         rule = f"it must start at a multiple of {ALIGNMENT} bytes"
         rules.require(start % ALIGNMENT == 0, f"workspace starts at {start}", rule)
     rules.done()

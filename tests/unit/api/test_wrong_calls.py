@@ -199,7 +199,9 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "DecodePlan()": (decoded, {"q": TOKEN, "kv": KV, "out": None}),
     "PrefillPlan": (wa.PrefillPlan, {**ROWS, "seq": RAGGED, **SHORT, "return_lse": False}),
     "PrefillPlan()": (prefilled, {**ROWS, "seq": RAGGED, "out": None}),
-    "StepPlan": (wa.StepPlan, {"q": ROWS["q"], "kv": KV, "seq": wa.Ragged(CU_Q), **SHORT, "batch_invariant": False}),
+    "StepPlan": (wa.StepPlan, {
+        "q": ROWS["q"], "kv": KV, "seq": wa.Ragged(CU_Q), **SHORT, "batch_invariant": False, "workspace": None,
+    }),
     "StepPlan()": (stepped, {"q": ROWS["q"], "kv": KV, "seq": wa.Ragged(CU_Q), "out": None, "sinks": None}),
     "StepPlan.update": (updated, {"cu_q": CU_Q, "lengths": LENGTHS, "block_table": TABLE}),
     "Backend": (wa.Backend, {"name": "auto", "deterministic": None}),

@@ -8,9 +8,14 @@ import torch
 import warpattn as wa
 from tests.unit.integrations import vllm_double
 from tests.unit.integrations.test_vllm import SHAPE, check, make, run
+from warpattn.integrations import step_plans
 from warpattn.integrations.step_plans import LayerModifiers, ScoreOptions, StepPlans
 from warpattn.masks.base import InOrder
+from warpattn.problem import backends
+from warpattn.problem.launch import COPIED_BYTES
 from warpattn.reference import reference
+from warpattn.runtime import kernel_cache
+from warpattn.serving import StepPlan, workspace
 
 IMAGES = {"a": [(3, 9), (12, 17)], "b": [(0, 4)]}  # first and last positions
 
@@ -110,3 +115,54 @@ def test_plans_of_an_invariant_batch_are_invariant():
     (plan,) = plans._plans.values()
     assert isinstance(plan._tail["mask"], InOrder)
     torch.testing.assert_close(out, wa.attention_paged(q, kv, seq, mask=wa.SlidingWindow(4), scale=0.25))
+
+
+def attended(plans: StepPlans, mask: wa.Mask, queries: int = 1, page: int = 16) -> StepPlan:
+    """The plan that `plans` made for a first step: two requests, of one and of `queries` new tokens."""
+    pages, index = torch.randn(8, page, 2, 32), {"dtype": torch.int32}
+    table, lengths = torch.arange(4, **index).view(2, 2), torch.tensor([5, queries], **index)
+    seq = wa.Ragged(torch.tensor([0, 1, 1 + queries], **index), max_q=queries)
+    q = torch.randn(1 + queries, 4, 16)
+    layer = LayerModifiers(mask, ScoreOptions(None, None), 0.25)
+    plans.attend(layer, q, wa.PagedKV(*pages.split(16, -1), table, lengths), seq, torch.empty_like(q), None)
+    return list(plans._plans.values())[-1]
+
+
+def test_plans_share_a_workspace_where_they_may_have_copies(monkeypatch):
+    given = []
+    monkeypatch.setattr(workspace, "workspace_bytes", lambda device: 2**20)
+    monkeypatch.setattr(step_plans, "StepPlan", lambda *args, workspace=None, **tail: (
+        given.append(workspace), StepPlan(*args, **tail))[1])  # fmt: skip
+    plans = StepPlans()
+    attended(plans, wa.Causal(), queries=9)
+    attended(plans, wa.Causal(), queries=30)
+    assert given[0] is given[1] and given[0].nbytes == 2**20
+    for others, mask, queries, page in (
+        (plans, wa.SlidingWindow(4), 9, 16), (plans, wa.Causal(), 1, 16), (plans, wa.Causal(), 9, 128),
+        (StepPlans(batch_invariant=True), wa.Causal(), 9, 16),
+    ):  # fmt: skip
+        attended(others, mask, queries, page)
+        assert given.pop() is None
+
+
+def test_a_full_card_has_no_workspace(monkeypatch, capfd):
+    """A line says so, once."""
+    def full(*shape, **options):
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(workspace, "workspace_bytes", lambda device: 2**29)
+    monkeypatch.setattr(workspace.torch, "empty", full)
+    monkeypatch.setattr(kernel_cache, "_said", set())
+    shared = workspace.StepWorkspace()
+    kv = wa.PagedKV(*torch.zeros(2, 4, 16, 2, 16), torch.zeros(1, 1).int(), torch.ones(1).int())
+    assert [shared.of(kv, wa.Causal()) for _ in range(2)] == [None, None]
+    monkeypatch.undo()
+    assert capfd.readouterr().err.count("no 512 MiB left for copies of keys: long prompts take longer") == 1
+
+
+def test_hopper_has_a_workspace(monkeypatch):
+    device, chip = torch.device("cpu"), backends.Chip("sm90", "", "sm90")
+    assert workspace.workspace_bytes(device) == 0
+    monkeypatch.setattr(workspace, "chip_of", lambda device: chip)
+    assert workspace.workspace_bytes(device) == COPIED_BYTES
+    workspace.reserve_workspace(device)

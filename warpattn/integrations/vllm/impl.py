@@ -10,12 +10,11 @@ from vllm.v1.attention.backend import AttentionImpl
 
 from warpattn.api import attention_paged, attention_varlen
 from warpattn.errors import AttentionError
-from warpattn.integrations.step_plans import LayerModifiers, ScoreOptions, takes_workspace
+from warpattn.integrations.step_plans import LayerModifiers, ScoreOptions
 from warpattn.integrations.vllm.layer import EIGHT_BIT, ENCODERS, LayerOptions, check_options, layer_mask
 from warpattn.integrations.vllm.metadata import WarpattnMetadata
-from warpattn.problem.launch import COPIED_BYTES
 from warpattn.sequences import PagedKV, Ragged
-from warpattn.serving import append_slots
+from warpattn.serving import append_slots, reserve_workspace
 
 
 def key_and_value_pages(kv_cache: Tensor, head_size: int) -> tuple[Tensor, Tensor]:
@@ -104,9 +103,7 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
                 f"{given[0]} is given; warpattn's vLLM backend writes outputs in the dtype of the queries"
             )
         if attn_metadata is None:  # vLLM's memory profiling
-            stored = EIGHT_BIT.get(self.kv_cache_dtype)
-            if stored is not None and takes_workspace(stored, query.device):
-                torch.empty(COPIED_BYTES, dtype=torch.uint8, device=query.device)  # freed, but counted
+            reserve_workspace(query.device)
             return output.fill_(0)
         out = output.view(len(output), self.num_heads, self.head_size)
         if self.options.attn_type in ENCODERS:

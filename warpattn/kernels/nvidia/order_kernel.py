@@ -37,11 +37,11 @@ class Lengths:
     seq_q: gl.tensor  # queries of every sequence
     most_k: gl.tensor  # maximum keys of a sequence
     least_q: gl.tensor  # ragged sequences with fewer queries count as having none
-    ends: gl.tensor  # int32*, see `TakenPlaces`; unused if `copied` is 0
+    ends: gl.tensor  # int32*, see `ListedSequences`
     capacity: gl.tensor
+    copied: gl.tensor
     ragged_q: gl.constexpr  # whether `q` has offsets; else every sequence has `seq_q` queries
     ragged_k: gl.constexpr  # whether `k` has offsets; else lengths
-    copied: gl.constexpr  # 1: only sequences whose keys have copies count, -1: only others, 0: all
 
     @gluon.jit
     def queries(self, b):
@@ -50,20 +50,18 @@ class Lengths:
         if self.ragged_q:
             start = gl.load(self.q + b, mask=inside, other=0)
             length = gl.load(self.q + b + 1, mask=inside, other=0) - start
-            return start, gl.where((length >= self.least_q) & self.counts(b, inside), length, 0)
+            return start, gl.where((length >= self.least_q) & self.listed(b, inside), length, 0)
         else:
             return b, gl.where(inside, self.seq_q, 0)
 
     @gluon.jit
-    def counts(self, b, inside):
-        """Whether sequences `b` count by what `copied` says."""
-        if self.copied == 0:
-            return inside
-        else:
-            start = gl.load(self.ends + b, mask=inside & (b > 0), other=0)
-            end = gl.load(self.ends + 1 + b, mask=inside, other=0)
-            has_copies = (end > start) & (end <= self.capacity)
-            return has_copies if self.copied > 0 else ~has_copies
+    def listed(self, b, inside):
+        """Whether sequences `b` are listed, by whether their keys have copies."""
+        chosen = inside & (self.copied != 0)
+        start = gl.load(self.ends + b, mask=chosen & (b > 0), other=0)
+        end = gl.load(self.ends + 1 + b, mask=chosen, other=0)
+        has_copies = (end > start) & (end <= self.capacity)
+        return inside & ((self.copied == 0) | (has_copies == (self.copied > 0)))
 
     @gluon.jit
     def keys(self, b):
@@ -79,23 +77,20 @@ class Lengths:
 
 @gluon.jit
 def order_kernel(
-    q_ptr, k_ptr, list_ptr, shape, places, mask_args, ragged_q: gl.constexpr, ragged_k: gl.constexpr,
-    copied: gl.constexpr, span: gl.constexpr, block_m: gl.constexpr, block_n: gl.constexpr,
+    q_ptr, k_ptr, list_ptr, shape, only, mask_args, ragged_q: gl.constexpr, ragged_k: gl.constexpr,
+    span: gl.constexpr, block_m: gl.constexpr, block_n: gl.constexpr,
 ):  # fmt: skip
-    """Writes the list. `shape` is an `OrderShape`, `places` a `TakenPlaces`, empty if `copied` is 0; `span` is that of
-    `Modifiers`.
+    """Writes the list. `shape` is an `OrderShape`, `only` a `ListedSequences`; `span` is that of `Modifiers`.
 
     Grid: one program per `OWN` candidates; a program without candidates writes no record. The attention kernel that
     follows may start meanwhile (PDL).
     """
     gdc_wait()
     gdc_launch_dependents()  # all kernels before this one have ended
-    ends, capacity = k_ptr, shape.batch
-    if copied != 0:
-        ends, capacity = places.ends, places.capacity
     lengths = Lengths(
-        q_ptr, k_ptr, shape.batch, shape.seq_q, shape.most_k, shape.least_q, ends, capacity, ragged_q, ragged_k, copied
-    )
+        q_ptr, k_ptr, shape.batch, shape.seq_q, shape.most_k, only.least_q, only.ends, only.capacity, only.copied,
+        ragged_q, ragged_k,
+    )  # fmt: skip
     number = gl.program_id(0) * OWN + gl.arange(0, OWN, DOWN)
     b, row = find_block(number, lengths, block_m)
     long = key_tiles(number < shape.candidates, b, row, lengths, span, mask_args, block_m, block_n)

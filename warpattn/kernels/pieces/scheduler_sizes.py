@@ -20,4 +20,12 @@ class OrderShape(NamedTuple):
     seq_q: Any  # queries of every sequence; unused where `ragged`
     most_k: Any  # most keys of a sequence
     candidates: Any  # places where a query block may begin
-    least_q: Any  # ragged sequences with fewer queries have no blocks; at least 1
+
+
+class ListedSequences(NamedTuple):
+    """The `only` argument of order_kernel: the ragged sequences that have blocks."""
+
+    least_q: Any  # int32: they have at least so many queries, 1 or more
+    ends: Any  # int32*: where the copies of each sequence's keys end, see `PlaceLists`; any pointer if `copied` is 0
+    capacity: Any = 0  # int32: places for copies
+    copied: Any = 0  # int32. 1: only sequences whose keys have copies; -1: only others; 0: all

@@ -14,7 +14,6 @@ from warpattn.problem.argument_types import Int64
 LARGEST_EXPONENT = torch.finfo(torch.float32).max
 KEYS_OF_PRODUCT = 32  # k of one 8-bit wgmma; it takes the keys in an order of its own (prefill/eight_bit/weights.py)
 TRANSPOSED_KEYS = 128  # keys that one program of prefill/eight_bit/transpose_values.py transposes
-COPIED_KEYS = 128  # keys that one program of copies/kernel.py copies; also the page size of the copies
 PLACES_OF_PROGRAM = 128  # places that one program of copies/places.py lists
 
 
@@ -81,13 +80,6 @@ class PlacesShape(NamedTuple):
     keys: Any  # maximum keys of a sequence
     capacity: Any  # places
     least: Any  # queries that must see each key of a sequence for it to be copied
-
-
-class TakenPlaces(NamedTuple):
-    """What order_kernel reads to list only sequences with copies, or only those without."""
-
-    ends: Any  # see `PlaceLists`
-    capacity: Any  # int32: places
 
 
 class PrefillShape(NamedTuple):

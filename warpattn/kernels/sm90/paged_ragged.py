@@ -3,8 +3,8 @@
       cu_q, lengths ──▶ decode            takes sequences with 1 to `tokens` queries; gives others no units of work
                     ──▶ order, prefill    takes sequences with more queries; gives others no query blocks
 
-With 8-bit keys and a workspace there are two prefills: copies/places.py decides which sequences' keys are copied into
-the workspace in 16 bits, one prefill reads these copies, the other one converts the keys of the other sequences.
+With a workspace there may be two prefills: copies/places.py decides which sequences' keys are copied into it, in 16
+bits and whole tiles. One prefill attends for these and reads the copies, the other for the others and reads the pages.
 
 Both kernels read the offsets on the device and skip each other's sequences, so the host needs no lengths and the number
 of launches is fixed. With `max_q` up to `MAX_TOKENS` there is no prefill. With `batch_invariant` there is no decode,
@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from warpattn.kernels.pieces.scheduler_sizes import ListedSequences
 from warpattn.problem import CheckedCall, Problem, is_latent
 from warpattn.problem.arch import Arch
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
@@ -30,7 +31,7 @@ from .mla import config as mla
 from .mla import launch as mla_launch
 from .prefill_varlen import launch as prefill_varlen
 from .prefill_varlen.config import choose as choose_prefill
-from .prefill_varlen.config import choose_over_places
+from .prefill_varlen.config import choose_over_pages, choose_over_places
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
         reasons = (split_why, *few.reasons)
         config = PagedRaggedConfig(tokens, few, None)
         return Choice("paged_ragged", config, few.grid, few.lines, reasons, partitions=few.partitions)
-    many, long = choose_prefill(problem, target, options), choose_over_places(problem, target, options)
+    long = choose_over_places(problem, target, options)
+    many = (choose_prefill if long is None else choose_over_pages)(problem, target, options)
     named = {"decode": few, "prefill": many} | ({} if long is None else {"prefill over copies": long})
 
     def lines() -> tuple[str, ...]:
@@ -87,14 +89,14 @@ def list_launches(
     """The launches of prefill, over copies in the workspace first, then those of decode, unless ruled out."""
     config: PagedRaggedConfig = choice.config
     launches: tuple[Launch, ...] = ()
-    attended = prefill_varlen.Attended(config.tokens + 1)
+    only = ListedSequences(config.tokens + 1, sequence.kv.lengths.contiguous())
     if config.long is not None and workspace is not None:
         step = in_places(checked, x, sequence, workspace)
-        attended = attended._replace(copied=1, places=step.places)
-        over_copies = prefill_varlen.list_launches(checked, step.x, step.sequence, config.long, attended)
-        launches, attended = (*step.launches, *over_copies), attended._replace(copied=-1)
+        only = only._replace(ends=step.lists.ends, capacity=step.capacity, copied=1)
+        over_copies = prefill_varlen.list_launches(checked, step.x, step.sequence, config.long, only)
+        launches, only = (*step.launches, *over_copies), only._replace(copied=-1)
     if config.many is not None:
-        launches += prefill_varlen.list_launches(checked, x, sequence, config.many, attended)
+        launches += prefill_varlen.list_launches(checked, x, sequence, config.many, only)
     if config.few is not None:
         few = replace(checked, problem=decoded(checked.problem))
         attend = mla_launch if config.few.kernel == "mla" else decode_launch

@@ -222,3 +222,57 @@ def test_a_step_on_cdna_writes_its_number_of_sequences_wherever_it_is(arch: str)
     first, *_ = launches_of_choice(ready, operands, both)
     found = [path for name, value in first.args.items() for path in counts(value, name)]
     assert sorted(found) == ["again.indices.batch", "indices.batch"] and set(found) <= set(BATCHES)
+
+
+def a_workspace(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def test_a_step_of_short_prompts_leaves_copies_out(on_card):
+    """Launches of copies and of the prefill over them; without, the other prefill attends for all sequences."""
+    q, kv, seq = step((600, 1), (64, 9), pages_of(torch.bfloat16), torch.bfloat16)
+    plan = wa.StepPlan(q, eight_bit(kv), seq, mask=wa.Causal(), workspace=a_workspace(2**20))
+    assert plan.copied_queries == 512
+    names = [launch.name for launch in plan._bound.each]
+    prefill = ["sm90.order", "sm90.prefill_varlen"]
+    assert names == ["sm90.places", "sm90.copy_places", *prefill, *prefill, "sm90.decode"]
+    over_copies, over_pages = plan._bound.cells("only.copied")
+    for max_q, launches, copied in ((None, 7, -1), (511, 3, 0), (512, 7, -1), (1, 3, 0), (None, 7, -1)):
+        seen = len(on_card.launches)
+        plan(q, eight_bit(kv), wa.Ragged(seq.cu_q, max_q=max_q))
+        assert len(on_card.launches) - seen == launches
+        assert (over_copies.value, over_pages.value) == (1, copied)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"mask": wa.SlidingWindow(20)}, {"batch_invariant": True}, {"workspace": a_workspace(100)}, {"workspace": None}],
+    ids=["window", "batch-invariant", "less-than-a-place", "none"],
+)
+def test_plans_without_copies(change, on_card):
+    q, kv, seq = step((600, 1), (64, 9), pages_of(torch.bfloat16), torch.bfloat16)
+    plan = wa.StepPlan(q, eight_bit(kv), seq, **{"workspace": a_workspace(2**20)} | change)
+    assert plan.copied_queries is None and not plan._bound.cells("shape.least")
+
+
+@pytest.mark.parametrize(
+    ("workspace", "words"),
+    [
+        (a_workspace(64, dtype=torch.int32), "workspace has dtype torch.int32; it must be torch.uint8"),
+        (a_workspace(8, 8), "workspace has shape (8, 8); workspace must be rank 1 (bytes)"),
+        (a_workspace(64)[::2], "workspace has strides (2,); it must be contiguous"),
+        (a_workspace(64)[1:], "it must start at a multiple of 16 bytes"),
+        (torch.empty(64, dtype=torch.uint8, device="meta"), "workspace is on the device meta"),
+        ([1, 2], "workspace is a list"),
+    ],
+)
+def test_a_wrong_workspace(workspace, words):
+    q, kv, seq = step((30, 1), (40, 9), pages_of())
+    with pytest.raises(wa.AttentionError, match=re.escape(words)):
+        wa.StepPlan(q, kv, seq, workspace=workspace)
+
+
+def test_the_reference_needs_no_workspace():
+    q, kv, seq = step((30, 1), (40, 9), pages_of())
+    plan = wa.StepPlan(q, kv, seq, workspace=a_workspace(64))
+    assert plan.copied_queries is None and torch.equal(plan(q, kv, seq), wa.attention_paged(q, kv, seq))

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 
 from warpattn.problem import Problem
-from warpattn.problem.launch import COPIED_BYTES, Choice, PlanOptions
+from warpattn.problem.launch import COPIED_BYTES, COPIED_KEYS, Choice, PlanOptions
 from warpattn.problem.operands import is_masked, sees_first_keys
 from warpattn.problem.problem import NO_SCALES, Scales
 from warpattn.problem.scales import EightBit
 from warpattn.quantized import ROW_BLOCKS
 
-from ..arguments import COPIED_KEYS
 from ..operand_format import OperandFormat
 
 LATER = (None, "tensor", "head")  # scales that prefill folds into the softmax scale and the factor of the output
-# With so many query rows per key, copies of 8-bit keys and of keys in small pages pay off (bench/notes.md, 236).
-CONVERTED_ROWS, PAGED_ROWS = 1024, 4096
+# With so many query rows per key, copies pay off: of 8-bit keys, of those with a scale for each token, which take
+# longest to convert, and of 16-bit keys in small pages (bench/notes.md, 236 and 248).
+CONVERTED_ROWS, SCALED_ROWS, PAGED_ROWS = 1024, 512, 4096
 MOST_COLUMNS = 128  # columns copied at a time: 64 registers a thread in 16 bits
 WHY = "enough rows of queries see each key: keys and values are copied once, before, in 16 bits and in whole tiles"
 
@@ -30,30 +30,40 @@ def copies(problem: Problem, options: PlanOptions) -> bool:
     pages. Not for batch-invariant results: the other sequences must not decide what a row reads."""
     if not options.copies or not readable(problem, options) or copied_bytes(problem) > COPIED_BYTES:
         return False
-    if problem.kv_dtype is None:
-        return 0 < problem.page_size < COPIED_KEYS and seeing_rows(problem) >= PAGED_ROWS
-    return seeing_rows(problem) >= CONVERTED_ROWS
+    return seeing_rows(problem) >= least_rows(problem)
 
 
 def copies_into_workspace(problem: Problem, options: PlanOptions) -> bool:
-    """Whether prefill reads copies of the 8-bit keys of a step's long prompts, in a workspace (copies/places.py)."""
-    if options.workspace is None or problem.kv_dtype is None or not readable(problem, options):
+    """Whether prefill reads copies of the keys of a step's long prompts in a workspace (copies/places.py)."""
+    if options.workspace is None or not readable(problem, options):
         return False
     most = min(problem.seq_q, problem.max_q or problem.seq_q)
     return most >= least_queries(problem) and options.workspace.nbytes >= bytes_of_place(problem)
 
 
 def readable(problem: Problem, options: PlanOptions) -> bool:
-    """Whether a call's results may be those over copies of its keys and values."""
+    """Whether a call may read copies of its keys and values, and would gain if enough rows see each key."""
     if options.batch_invariant or problem.q_dtype is not None or problem.rope or not sees_first_keys(problem):
         return False
-    scaled = problem.kv_dtype is not None and any(map(of_token, problem.scales))
-    return problem.dtype == torch.bfloat16 or not scaled  # a token's scale may exceed fp16
+    if problem.kv_dtype is None:
+        return 0 < problem.page_size < COPIED_KEYS
+    return problem.dtype == torch.bfloat16 or not has_token_scales(problem)  # these may exceed fp16
+
+
+def has_token_scales(problem: Problem) -> bool:
+    return any(map(of_token, problem.scales))
+
+
+def least_rows(problem: Problem) -> int:
+    """Rows of queries that must see each key."""
+    if problem.kv_dtype is None:
+        return PAGED_ROWS
+    return SCALED_ROWS if has_token_scales(problem) else CONVERTED_ROWS
 
 
 def least_queries(problem: Problem) -> int:
-    """Queries that must see each 8-bit key."""
-    return -(-CONVERTED_ROWS * problem.heads_kv // problem.heads_q)
+    """Queries of a sequence that must see each key."""
+    return -(-least_rows(problem) * problem.heads_kv // problem.heads_q)
 
 
 def bytes_of_place(problem: Problem) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from warpattn.problem import CheckedCall
 from warpattn.problem.arch import compile_options
-from warpattn.problem.launch import Launch
+from warpattn.problem.launch import COPIED_KEYS, Launch
 from warpattn.problem.operands import Operands, is_masked
 from warpattn.problem.scales import scale_rows
 from warpattn.quantized import granularity
@@ -19,14 +19,12 @@ from warpattn.sequences import PagedKV, PagedRagged, Sequence
 
 from ...nvidia.arguments import strided
 from ..arguments import (
-    COPIED_KEYS,
     PLACES_OF_PROGRAM,
     CopyIndex,
     CopyShape,
     CopySource,
     PlaceLists,
     PlacesShape,
-    TakenPlaces,
 )
 from .config import CopiedRows, bytes_of_place, copied_rows, least_queries, of_token
 
@@ -117,7 +115,8 @@ class InPlaces(NamedTuple):
 
     x: Operands
     sequence: PagedRagged
-    places: TakenPlaces
+    lists: PlaceLists
+    capacity: int  # places
     launches: tuple[Launch, ...]
 
 
@@ -146,11 +145,10 @@ def in_places(checked: CheckedCall, x: Operands, sequence: PagedRagged, workspac
     fields = {"k_pages": k, "v_pages": v, "block_table": lists.table, **_without_factors(x, kv)}
     copying = Launch(
         "sm90.copy_places", "sm90", (kinds, x.k.dtype, x.v.dtype, x.q.dtype), source, compile_options(),
-        (PROGRAMS,), args, persistent=True,
+        (PROGRAMS,), args, persistent=True, pdl=True,
     )  # fmt: skip
     listing = _places_launch(checked, sequence, lists, PlacesShape(batch, keys, capacity, least_queries(problem)))
-    taken = TakenPlaces(lists.ends, capacity)
-    return InPlaces(copies, replace(sequence, kv=kv.with_fields(**fields)), taken, (listing, copying))
+    return InPlaces(copies, replace(sequence, kv=kv.with_fields(**fields)), lists, capacity, (listing, copying))
 
 
 def _split(workspace: Tensor, capacity: int, heads: int, x: Operands) -> tuple[Tensor, Tensor]:
@@ -174,4 +172,4 @@ def _places_launch(checked: CheckedCall, sequence: PagedRagged, lists: PlaceList
         return places_source(args, masked)
 
     grid = (-(-shape.capacity // PLACES_OF_PROGRAM),)
-    return Launch("sm90.places", "sm90", (masked,), source, compile_options(), grid, args)
+    return Launch("sm90.places", "sm90", (masked,), source, compile_options(), grid, args, pdl=True)

@@ -2,7 +2,7 @@
 
 Steps of an engine mix prompts and new tokens, up to far more keys than a workspace holds. So the device decides: each
 sequence of enough queries gets places for all of its keys, one sequence after the other, as long as there are places.
-Prefill then reads the copies of these sequences, and converts the keys of the others in each tile.
+Prefill then reads the copies of these sequences, and of the others the pages.
 
       cu_q, lengths ──▶ places_kernel ──▶ ends, places, table ──▶ copy_places_kernel ──▶ places of 128 keys
                                               └─▶ order_kernel: which sequences have places
@@ -10,8 +10,11 @@ Prefill then reads the copies of these sequences, and converts the keys of the o
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ..arguments import COPIED_KEYS, PLACES_OF_PROGRAM
+from warpattn.problem.launch import COPIED_KEYS
+
+from ..arguments import PLACES_OF_PROGRAM
 from .kernel import Place, copy_rows
 
 KEYS = gl.constexpr(COPIED_KEYS)
@@ -28,6 +31,8 @@ ALONG = gl.constexpr(gl.SliceLayout(0, PAIRS.value))  # [OTHERS]
 def places_kernel(lengths, cu_q, lists, shape, masked: gl.constexpr):
     """Fills `lists`, a `PlaceLists`. lengths: int32* (batch,). cu_q: int32* (batch + 1,). shape: `PlacesShape`.
     masked: rows do not see all keys. Grid: one program for OWN places."""
+    gdc_wait()
+    gdc_launch_dependents()  # all kernels before this one have ended
     own = gl.program_id(0) * OWN + gl.arange(0, OWN, DOWN)
     sequence, start = gl.zeros([OWN], gl.int32, DOWN), gl.zeros([OWN], gl.int32, DOWN)
     total, used = gl.to_tensor(0), gl.to_tensor(0)
@@ -66,6 +71,8 @@ def places_of(b, lengths, cu_q, shape, masked: gl.constexpr):
 @gluon.jit
 def copy_places_kernel(k, v, k_out, v_out, index, lists, shape, k_kind: gl.constexpr, v_kind: gl.constexpr):
     """Copies the keys and values of all places in use. Arguments as of `copy_kernel`, over pages. Grid: any number."""
+    gdc_wait()
+    gdc_launch_dependents()  # all kernels before this one have ended
     units = gl.load(lists.ends) * shape.heads * 2
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
         number, head = unit // (2 * shape.heads), unit // 2 % shape.heads

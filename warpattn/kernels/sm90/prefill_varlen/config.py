@@ -54,7 +54,6 @@ class OrderTiles(NamedTuple):
     ragged_k: bool
     block_m: int  # tokens of a query block
     block_n: int  # keys of a key tile
-    copied: int = 0  # 1: only sequences whose keys have copies in places, -1: only others, 0: all
 
 
 @dataclass(frozen=True)
@@ -111,25 +110,31 @@ def choose_over_places(problem: Problem, target: Arch, options: PlanOptions) -> 
     be. They are long, so work is counted for as many as the step may have of the shortest."""
     if not copies_into_workspace(problem, options):
         return None
-    long = min(problem.batch, max(1, problem.seq_q // least_queries(problem)))
-    over = of_copies(problem)
-    choice = choose(replace(over, batch=long), target, replace(options, copies=False))
+    shortest, size = least_queries(problem), options.workspace.nbytes
+    sequences = min(problem.batch, max(1, problem.seq_q // shortest))
+    choice = choose(of_copies(problem), target, replace(options, copies=False), sequences)
     tiles = replace(choice.config.tiles, operands=with_scales(choice.config.tiles.operands, problem))
-    blocks, candidates = _most_blocks(problem, tiles.tokens), _candidates(problem, tiles.tokens)
-    choice = replace(choice, order=replace(choice.order, blocks=blocks, candidates=candidates))
-    return over_workspace(choice, replace(choice.config, tiles=tiles), problem, options.workspace.nbytes)
+    return over_workspace(choice, replace(choice.config, tiles=tiles), problem, size)
 
 
-def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
+def choose_over_pages(problem: Problem, target: Arch, options: PlanOptions) -> Choice:
+    """Chooses the configuration for the other sequences of such a step: nearly all of them are shorter."""
+    return choose(problem, target, options, max(problem.batch, -(-problem.seq_q // least_queries(problem))))
+
+
+def choose(
+    problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS, sequences: int = 0
+) -> Choice:
     """Chooses the configuration of a ragged or paged `problem`. The host knows only upper bounds of the lengths, so it
     counts work for a sequence of mean length. With `batch_invariant` a row's key tiles must not depend on the other
-    sequences; the rows in its tile may, since they change no bit of its result."""
+    sequences; the rows in its tile may, since they change no bit of its result. `sequences`: how many ragged ones
+    share all queries; 0: all of them."""
     if (problem.page_size or problem.kv_dtype is not None) and copies(problem, options):
         choice = choose(of_copies(problem), target, options)
         tiles = choice.config.tiles
         tiles = replace(tiles, operands=with_scales(tiles.operands, problem))
         return over_copies(choice, replace(choice.config, tiles=tiles, copied=True), problem)
-    usual = _typical(problem, options)
+    usual = _typical(problem, options, sequences)
     tiles, why = usual_config(problem, problem.max_q or usual.seq_q)
     box, box_why = _box(problem.page_size, tiles.block_n)
     if problem.page_size and problem.kv_dtype is None:
@@ -215,13 +220,13 @@ def _near(length: int) -> int:
     return -(-length // step) * step
 
 
-def _typical(problem: Problem, options: PlanOptions) -> Problem:
+def _typical(problem: Problem, options: PlanOptions, sequences: int) -> Problem:
     """The dense problem, with mean lengths, that is planned for."""
     if not problem.ragged_queries:
         return replace(problem, batch=1) if options.batch_invariant else problem
-    batch = max(1, problem.batch)
+    batch = sequences or max(1, problem.batch)
     keys = problem.seq_k if problem.page_size else -(-problem.seq_k // batch)
-    return replace(problem, seq_q=-(-problem.seq_q // batch), seq_k=keys)
+    return replace(problem, batch=batch, seq_q=-(-problem.seq_q // batch), seq_k=keys)
 
 
 def _box(page_size: int, block_n: int) -> tuple[int, str]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from warpattn.kernels.pieces.scheduler_sizes import ORDER_WARPS, PROGRAM_BLOCKS, RECORD, OrderShape
+from warpattn.kernels.pieces.scheduler_sizes import ORDER_WARPS, PROGRAM_BLOCKS, RECORD, ListedSequences, OrderShape
 from warpattn.problem import CheckedCall
 from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
@@ -19,7 +19,7 @@ from warpattn.sequences import PagedKV, PagedRagged, Ragged
 from ...nvidia.arguments import ListedArgs, StridedRows, strided
 from ...nvidia.clipped_map import ClippedMap, clipped_maps
 from ...nvidia.combine_launch import ListedRows, combine_launch, workspace
-from ..arguments import LARGEST_EXPONENT, TakenPlaces
+from ..arguments import LARGEST_EXPONENT
 from ..copies.launch import copied
 from ..prefill.config import pad_dim, value_blocks
 from ..prefill.eight_bit.transpose_launch import transposed
@@ -28,31 +28,21 @@ from .config import VarlenConfig, VarlenShape
 Layout = Ragged | PagedKV | PagedRagged
 
 
-class Attended(NamedTuple):
-    """The sequences that a prefill attends."""
-
-    least_q: int = 1  # ragged ones of at least so many queries
-    copied: int = 0  # 1: only those whose keys have copies in `places`, -1: only others, 0: all
-    places: TakenPlaces | tuple[()] = ()
-
-
-ALL = Attended()
-
-
 def list_launches(
-    checked: CheckedCall, x: Operands, sequence: Layout, choice: Choice, attended: Attended = ALL
+    checked: CheckedCall, x: Operands, sequence: Layout, choice: Choice, only: ListedSequences | None = None
 ) -> tuple[Launch, ...]:
     """The launches of a call in order: transposition of 8-bit values or copies of K and V, if needed; order_kernel;
     prefill_varlen_kernel; and combination of partial outputs, if keys are split. The host reads no length: order_kernel
-    makes the tile list of the sequences that are `attended`."""
+    makes the tile list, of `only` some ragged sequences if given."""
+    only = only or ListedSequences(1, _lengths(sequence)[1])
     tiles = torch.empty(RECORD * (1 + choice.order.blocks), dtype=torch.int32, device=x.q.device)
-    order = order_launch(checked, sequence, choice, tiles, attended)
+    order = order_launch(checked, sequence, choice, tiles, only)
     first: tuple[Launch, ...] = (order,)
     if choice.config.tiles.products:
         across, launches = transposed(x.v, _lengths(sequence)[1])
         x, first = x._replace(v=across[None]), (*launches, order)
     elif choice.config.copied:
-        x, sequence, copying = copied(x, sequence, attended.least_q)
+        x, sequence, copying = copied(x, sequence, only.least_q)
         first = copying, order
     problem, config = checked.problem, choice.config.tiles
     columns = value_blocks(problem.dim_v)
@@ -68,17 +58,17 @@ def list_launches(
 
 
 def order_launch(
-    checked: CheckedCall, sequence: Layout, choice: Choice, tiles: Tensor, attended: Attended = ALL
+    checked: CheckedCall, sequence: Layout, choice: Choice, tiles: Tensor, only: ListedSequences
 ) -> Launch:
     """Launch that writes the list of query blocks to `tiles`."""
-    order_tiles, problem = choice.config.order_tiles._replace(copied=attended.copied), checked.problem
+    order_tiles, problem = choice.config.order_tiles, checked.problem
     mask, _ = programs(checked)
     q, k = _lengths(sequence)
     candidates = choice.order.candidates
     args = {
         "q_ptr": q, "k_ptr": k, "list_ptr": tiles,
-        "shape": OrderShape(problem.batch, problem.seq_q, problem.seq_k, candidates, attended.least_q),
-        "places": attended.places, "mask_args": modifier_args(checked)["mask_args"],
+        "shape": OrderShape(problem.batch, problem.seq_q, problem.seq_k, candidates),
+        "only": only, "mask_args": modifier_args(checked)["mask_args"],
     }  # fmt: skip
 
     def source():

@@ -1,4 +1,4 @@
-"""Steps whose long prompts read 16-bit copies of 8-bit keys in a workspace, on Hopper in the simulator."""
+"""Steps whose long prompts read copies of their keys in a workspace, on Hopper in the simulator."""
 
 from typing import Any
 
@@ -26,19 +26,22 @@ PREFILL = ("sm90.order", "sm90.prefill_varlen")
 
 
 def a_step(
-    sizes: Any = STEP, per: str = "tensor", dtype: torch.dtype = torch.bfloat16, heads_kv: int = 1, dim_v: int = DIM
-) -> tuple[torch.Tensor, PagedRagged]:
-    """Queries, and a step over pages of e4m3 in random order."""
+    sizes: Any = STEP, per: str | None = "tensor", dtype: torch.dtype = torch.bfloat16, heads_kv: int = 1,
+    dim_v: int = DIM, heads: int = HEADS,
+) -> tuple[torch.Tensor, PagedRagged]:  # fmt: skip
+    """Queries, and a step over pages of e4m3, or of 16 bits if `per` is None, in random order."""
     torch.manual_seed(0)
     queries, keys = zip(*sizes, strict=True)
     width = -(-max(keys) // PAGE)
     pages = torch.randperm(len(keys) * width).int().view(len(keys), width)
-    k, v = (wa.quantize(torch.randn(pages.numel(), PAGE, heads_kv, d), per=per) for d in (DIM, dim_v))
-    kv = PagedKV(
-        k.values, v.values, pages, torch.tensor(keys).int(), k_scale=k.scale, v_scale=v.scale
-    )  # fmt: skip
+    k, v = (torch.randn(pages.numel(), PAGE, heads_kv, d) for d in (DIM, dim_v))
+    kv = PagedKV(k.to(dtype), v.to(dtype), pages, torch.tensor(keys).int())
+    if per is not None:
+        narrow = wa.quantize(k, per=per), wa.quantize(v, per=per)
+        fields = {"k_pages": narrow[0].values, "v_pages": narrow[1].values}
+        kv = kv.with_fields(**fields, k_scale=narrow[0].scale, v_scale=narrow[1].scale)
     offsets = torch.tensor([0, *queries]).cumsum(0).int()
-    return torch.randn(sum(queries), HEADS, DIM).to(dtype), PagedRagged(kv, Ragged(offsets))
+    return torch.randn(sum(queries), heads, DIM).to(dtype), PagedRagged(kv, Ragged(offsets))
 
 
 def checked_call(q: torch.Tensor, step: PagedRagged, **tail: Any) -> CheckedCall:
@@ -100,9 +103,9 @@ def test_sequences_are_copied_as_far_as_there_are_places(places: int, copied: se
     "case",
     [
         {"per": "token", "dim_v": 128}, {"per": "head", "heads_kv": 2}, {"dtype": torch.float16},
-        {"mask": None}, {"score": wa.SoftCap(5.0)},
+        {"mask": None}, {"score": wa.SoftCap(5.0)}, {"per": None, "heads": 32},
     ],
-    ids=["tokens", "heads", "fp16", "full", "soft-cap"],
+    ids=["tokens", "heads", "fp16", "full", "soft-cap", "16-bits"],
 )  # fmt: skip
 def test_kinds_of_caches_and_calls(case: dict[str, Any]) -> None:
     tail: dict[str, Any] = {"mask": wa.Causal()} | {x: case.pop(x) for x in ("mask", "score") if x in case}
@@ -131,11 +134,11 @@ def test_many_sequences() -> None:
     ("change", "tail"),
     [
         ({"per": "token", "dtype": torch.float16}, {}), ({}, {"mask": wa.SlidingWindow(40)}),
-        ({"sizes": ((40, 300),)}, {}),
+        ({"sizes": ((40, 300),)}, {}), ({"per": None, "sizes": ((250, 300),)}, {}),
     ],
-    ids=["fp16-tokens", "window", "few-rows"],
+    ids=["fp16-tokens", "window", "few-rows", "16-bits-few-rows"],
 )  # fmt: skip
-def test_other_steps_convert_in_each_tile(change: dict[str, Any], tail: dict[str, Any]) -> None:
+def test_other_steps_read_pages(change: dict[str, Any], tail: dict[str, Any]) -> None:
     q, step = a_step(**change)
     assert launches_of(q, step, torch.empty_like(q), 9, **tail)[0].name == "sm90.order"
 
