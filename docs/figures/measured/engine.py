@@ -34,7 +34,10 @@ class Engine(NamedTuple):
 VLLM = Engine(
     PAGES / "vllm.md", "FLASH_ATTN", "WARPATTN",
     {
-        CHARTED: ("2026-11-27-engine.json", "2026-11-27-engine-gpt-oss.json", "2026-11-27-engine-latent.json"),
+        CHARTED: (
+            "2026-11-27-engine.json", "2026-11-27-engine-gpt-oss.json", "2026-11-27-engine-latent.json",
+            "2026-11-28-engine.json",
+        ),
         "H100": ("2026-11-26-engine.json", "2026-11-26-engine-latent.json"),
     },
 )  # fmt: skip
