@@ -1,5 +1,7 @@
 """Steps whose long prompts read copies of their keys in a workspace, on Hopper in the simulator."""
 
+import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 import warpattn as wa
+from tests.drawn import drawn
 from tests.oracle import poisoned
 from tests.sim.sm90.lengths import kernel
 from warpattn.kernels.sm90.copies.config import bytes_of_place
@@ -26,15 +29,15 @@ PREFILL = ("sm90.order", "sm90.prefill_varlen")
 
 
 def a_step(
-    sizes: Any = STEP, per: str | None = "tensor", dtype: torch.dtype = torch.bfloat16, heads_kv: int = 1,
-    dim_v: int = DIM, heads: int = HEADS,
+    sizes: Any = STEP, per: str | int | None = "tensor", dtype: torch.dtype = torch.bfloat16, heads_kv: int = 1,
+    dim_v: int = DIM, heads: int = HEADS, page: int = PAGE,
 ) -> tuple[torch.Tensor, PagedRagged]:  # fmt: skip
     """Queries, and a step over pages of e4m3, or of 16 bits if `per` is None, in random order."""
     torch.manual_seed(0)
     queries, keys = zip(*sizes, strict=True)
-    width = -(-max(keys) // PAGE)
+    width = max(1, -(-max(keys) // page))
     pages = torch.randperm(len(keys) * width).int().view(len(keys), width)
-    k, v = (torch.randn(pages.numel(), PAGE, heads_kv, d) for d in (DIM, dim_v))
+    k, v = (torch.randn(pages.numel(), page, heads_kv, d) for d in (DIM, dim_v))
     kv = PagedKV(k.to(dtype), v.to(dtype), pages, torch.tensor(keys).int())
     if per is not None:
         narrow = wa.quantize(k, per=per), wa.quantize(v, per=per)
@@ -151,3 +154,55 @@ def test_the_plan_names_the_workspace() -> None:
     assert any("up to 896 keys and values" in line for line in choice.lines())
     for options in (PlanOptions(copies=False), PlanOptions(True, workspace=workspace)):
         assert not any("copy_places" in line for line in choose(problem, ARCHS["sm90"], options).lines())
+
+
+def drawn_step(seed: int) -> tuple[torch.Tensor, PagedRagged, int, dict[str, Any]]:
+    """A step of random sizes, pages, heads and scales; places for some of its keys."""
+    chance = random.Random(seed)
+    group, heads_kv, page = chance.choice([8, 16]), chance.choice([1, 2]), chance.choice([8, 16, 48, 256])
+    sizes = []
+    for _ in range(chance.randint(1, 5)):
+        queries = chance.choice([0, 1, 3, chance.randint(4, 60), chance.randint(64, 300)])
+        sizes.append((queries, chance.choice([queries, queries + chance.randint(0, 150), chance.randint(0, 200)])))
+    q, step = a_step(
+        tuple(sizes), chance.choice(["tensor", "head", "token", 64]), heads_kv=heads_kv, heads=group * heads_kv,
+        dim_v=chance.choice([64, 128]), page=page,
+    )  # fmt: skip
+    mask = chance.choice([None, wa.Causal(), wa.Causal() & wa.Padding(step.kv.lengths)])
+    return q, step, chance.randint(1, 9), {"mask": mask}
+
+
+@pytest.mark.parametrize("seed", drawn(range(12), [0, 1]))
+def test_random_steps(seed: int) -> None:
+    q, step, places, tail = drawn_step(seed)
+    out = poisoned((*q.shape[:-1], step.kv.v_pages.shape[-1]), q.dtype)
+    run(launches_of(q, step, out, places, **tail), "random", seed)
+    expected = expected_of(q, step, **tail)
+    torch.testing.assert_close(out, expected, atol=3e-2, rtol=3e-2)
+
+
+def test_lengths_that_no_table_holds() -> None:
+    """They are cut to the table's keys, and negative ones to none; page numbers past the ends are no pages."""
+    q, step = a_step(((200, 100), (150, 160), (40, 50)))
+    step.kv.lengths.copy_(torch.tensor([2**30, 160, -5]))
+    step.kv.block_table[1, -1] = 10**9
+    cut = replace(step, kv=step.kv.with_fields(lengths=torch.tensor([160, 160, 0]).int()))
+    cut.kv.block_table.clamp_(max=len(step.kv.k_pages) - 1)
+    out = poisoned(q.shape, q.dtype)
+    launches = launches_of(q, step, out, 9, mask=wa.Causal())
+    run(launches)
+    assert listed(launches[2]) == {0, 1}
+    torch.testing.assert_close(out, expected_of(q, cut, mask=wa.Causal()), atol=2e-2, rtol=2e-2)
+
+
+def test_hidden_values_reach_no_row() -> None:
+    """NaN in a key and a value that only newer rows see."""
+    q, step = a_step(((300, 310), (1, 9)))
+    page, row = int(step.kv.block_table[0, 200 // PAGE]), 200 % PAGE
+    nan = torch.tensor(torch.nan).to(step.kv.k_pages.dtype)
+    step.kv.k_pages[page, row, 0, 3], step.kv.v_pages[page, row, 0, 5] = nan, nan
+    out = poisoned(q.shape, q.dtype)
+    run(launches_of(q, step, out, 4, mask=wa.Causal()))
+    expected = expected_of(q, step, mask=wa.Causal())
+    assert expected[:190].isfinite().all() and expected[190:300].isnan().all()
+    torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2, equal_nan=True)
