@@ -109,8 +109,9 @@ class StepPlan(ServingPlan):
         return bound
 
     def _with_copies(self, bound: BoundLaunches, seq: Ragged) -> None:
-        """Leave out what concerns copies of keys in a step whose sequences have too few queries for them."""
-        none = seq.max_q is not None and seq.max_q < (self.copied_queries or 0)
+        """Leave out what concerns copies of keys in a step whose sequences have too few queries for them. The prefill
+        over pages then attends for all sequences, so a `max_q` that is too low does no harm."""
+        none = isinstance(seq.max_q, int) and seq.max_q < (self.copied_queries or 0)
         bound.skip(self._after_copies if none else 0)
         self._copied.value = 0 if none else -1
 

@@ -28,20 +28,20 @@ WHY = "enough rows of queries see each key: keys and values are copied once, bef
 def copies(problem: Problem, options: PlanOptions) -> bool:
     """Whether K and V are copied before prefill: 8-bit ones, which each query tile would convert again, and small
     pages. Not for batch-invariant results: the other sequences must not decide what a row reads."""
-    if not options.copies or not readable(problem, options) or copied_bytes(problem) > COPIED_BYTES:
+    if not options.copies or not may_copy(problem, options) or copied_bytes(problem) > COPIED_BYTES:
         return False
     return seeing_rows(problem) >= least_rows(problem)
 
 
 def copies_into_workspace(problem: Problem, options: PlanOptions) -> bool:
     """Whether prefill reads copies of the keys of a step's long prompts in a workspace (copies/places.py)."""
-    if options.workspace is None or not readable(problem, options):
+    if options.workspace is None or not may_copy(problem, options):
         return False
     most = min(problem.seq_q, problem.max_q or problem.seq_q)
     return most >= least_queries(problem) and options.workspace.nbytes >= bytes_of_place(problem)
 
 
-def readable(problem: Problem, options: PlanOptions) -> bool:
+def may_copy(problem: Problem, options: PlanOptions) -> bool:
     """Whether a call may read copies of its keys and values, and would gain if enough rows see each key."""
     if options.batch_invariant or problem.q_dtype is not None or problem.rope or not sees_first_keys(problem):
         return False

@@ -18,14 +18,7 @@ from warpattn.quantized import granularity
 from warpattn.sequences import PagedKV, PagedRagged, Sequence
 
 from ...nvidia.arguments import strided
-from ..arguments import (
-    PLACES_OF_PROGRAM,
-    CopyIndex,
-    CopyShape,
-    CopySource,
-    PlaceLists,
-    PlacesShape,
-)
+from ..arguments import PLACES_OF_PROGRAM, CopyIndex, CopyShape, CopySource, PlaceLists, PlacesShape
 from .config import CopiedRows, bytes_of_place, copied_rows, least_queries, of_token
 
 PROGRAMS = 1056  # of copies/places.py: eight for each of 132 SMs
