@@ -23,7 +23,7 @@ from warpattn.problem.launch import DEFAULT_OPTIONS, PlanOptions
 from warpattn.problem.operands import Operands
 from warpattn.quantized import dequantized, granularity
 from warpattn.reference import reference
-from warpattn.runtime.simulate import Options, traced
+from warpattn.runtime.simulate import Options, dependent, traced
 from warpattn.sequences import PagedRagged
 
 PAGED = Decode((150, 20), page=16, tokens=90, dim=64, heads=16, mask=wa.Causal(), stored=E4M3)
@@ -132,17 +132,17 @@ def test_keys_of_decoded_sequences_are_not_copied() -> None:
     call = Call(q, x.k, x.v, step, wa.Causal(), backend="reference")
     checked = replace(validate(call, read_values=False), backend="simulate:sm90")
     out = torch.empty_like(q)
-    copying, *rest = list_launches(checked, Operands(q, x.k, x.v, out, None, None), step, DEFAULT_OPTIONS)
-    assert [launch.name for launch in (copying, *rest)] == [
-        "sm90.copy", "sm90.order", "sm90.prefill_varlen", "sm90.decode"
-    ]  # fmt: skip
+    listing, copying, *rest = list_launches(checked, Operands(q, x.k, x.v, out, None, None), step, DEFAULT_OPTIONS)
+    prefill = ["sm90.order", "sm90.prefill_varlen"]
+    names = ["sm90.places", "sm90.copy_places", *prefill, *prefill, "sm90.decode"]
+    assert [launch.name for launch in (listing, copying, *rest)] == names
     for copy in (copying.args["k_out"], copying.args["v_out"]):
         copy.fill_(torch.nan)
-    for launch in (copying, *rest):
-        assert wa.sim.simulate(kernel(launch), launch.grid, launch.args).clean
-    k, places = copying.args["k_out"], copying.args["shape"].places
+    for launch in (listing, copying, *rest):
+        assert wa.sim.simulate(kernel(launch), dependent(launch, launch.grid), launch.args).clean
+    k = copying.args["k_out"]
     assert not k[:2].isnan().any() and k[2, :54].isfinite().all() and k[2, 54:].isnan().all()
-    assert k[places:].isnan().all()
+    assert len(k) == 6 and k[3:].isnan().all()
     expected = wa.attention_paged(q, sequence, queries, mask=wa.Causal(), backend="reference")
     torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
 

@@ -38,7 +38,6 @@ class CopyShape(NamedTuple):
     v_runs: Any  # columns of V / 8
     pages: Any  # pages of the cache
     page_size: Any
-    least_q: Any  # ragged sequences with fewer queries are not copied
 
 
 class CopySource(NamedTuple):
@@ -54,14 +53,13 @@ class CopyIndex(NamedTuple):
     table: Any  # int32* (batch, row of `table_stride`)
     table_stride: Int64
     lengths: Any  # int32* (batch,)
-    cu_q: Any  # int32* (batch + 1,): offsets of ragged queries
     out_table: Any  # int32* (batch, places): pages of the copies
 
     @classmethod
-    def of(cls, kv: Any, cu_q: Any) -> CopyIndex:
+    def of(cls, kv: Any) -> CopyIndex:
         """The index of a `PagedKV`; `out_table` is filled in later."""
         table = kv.block_table if kv.block_table.stride(1) == 1 else kv.block_table.contiguous()
-        return cls(table, table.stride(0), kv.lengths.contiguous(), cu_q, None)
+        return cls(table, table.stride(0), kv.lengths.contiguous(), None)
 
 
 class PlaceLists(NamedTuple):

@@ -3,8 +3,9 @@
       cu_q, lengths ──▶ decode            takes sequences with 1 to `tokens` queries; gives others no units of work
                     ──▶ order, prefill    takes sequences with more queries; gives others no query blocks
 
-With a workspace there may be two prefills: copies/places.py decides which sequences' keys are copied into it, in 16
-bits and whole tiles. One prefill attends for these and reads the copies, the other for the others and reads the pages.
+Where copies of keys pay off there are two prefills: copies/places.py decides which sequences' keys are copied, in 16
+bits and whole tiles, into a workspace, a plan's or a call's own. One prefill attends for these and reads the copies,
+the other for the other sequences and reads the pages.
 
 Both kernels read the offsets on the device and skip each other's sequences, so the host needs no lengths and the number
 of launches is fixed. With `max_q` up to `MAX_TOKENS` there is no prefill. With `batch_invariant` there is no decode,
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from warpattn.kernels.pieces.scheduler_sizes import ListedSequences
@@ -24,6 +26,7 @@ from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
 from warpattn.problem.operands import Operands
 from warpattn.sequences import PagedRagged
 
+from .copies.config import workspace_bytes
 from .copies.launch import in_places
 from .decode import choice as decode
 from .decode import launch as decode_launch
@@ -41,7 +44,8 @@ class PagedRaggedConfig:
     tokens: int  # decode takes sequences of at most so many queries
     few: Choice | None  # decode; None: prefill takes every sequence
     many: Choice | None  # prefill; None: no sequence has more than `tokens` queries
-    long: Choice | None = None  # prefill over copies of keys in a workspace, where they are made; `many` has the rest
+    long: Choice | None = None  # prefill over copies of keys in a workspace; `many` has the other sequences
+    workspace: int = 0  # its bytes
 
 
 def few_tokens(problem: Problem) -> int:
@@ -71,14 +75,15 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
         reasons = (split_why, *few.reasons)
         config = PagedRaggedConfig(tokens, few, None)
         return Choice("paged_ragged", config, few.grid, few.lines, reasons, partitions=few.partitions)
-    long = choose_over_places(problem, target, options)
-    many = (choose_prefill if long is None else choose_over_pages)(problem, target, options)
+    size = workspace_bytes(problem, options)
+    long = choose_over_places(problem, target, size) if size else None
+    many = choose_over_pages(problem, target) if size else choose_prefill(problem, target, options)
     named = {"decode": few, "prefill": many} | ({} if long is None else {"prefill over copies": long})
 
     def lines() -> tuple[str, ...]:
         return tuple(f"{name}: {line}" for name, choice in named.items() for line in choice.lines())
 
-    config = PagedRaggedConfig(tokens, few, many, long)
+    config = PagedRaggedConfig(tokens, few, many, long, size)
     reasons = split_why, *(reason for choice in named.values() for reason in choice.reasons)
     return Choice("paged_ragged", config, few.grid, lines, reasons, partitions=few.partitions, order=many.order)
 
@@ -90,7 +95,9 @@ def list_launches(
     config: PagedRaggedConfig = choice.config
     launches: tuple[Launch, ...] = ()
     only = ListedSequences(config.tokens + 1, sequence.kv.lengths.contiguous())
-    if config.long is not None and workspace is not None:
+    if config.long is not None:
+        if workspace is None:
+            workspace = torch.empty(config.workspace, dtype=torch.uint8, device=x.q.device)
         step = in_places(checked, x, sequence, workspace)
         only = only._replace(ends=step.lists.ends, capacity=step.capacity, copied=1)
         over_copies = prefill_varlen.list_launches(checked, step.x, step.sequence, config.long, only)

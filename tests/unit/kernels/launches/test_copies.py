@@ -14,7 +14,7 @@ from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.operands import Operands
 from warpattn.problem.problem import Scales
-from warpattn.sequences import Dense
+from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
 
 E4M3 = torch.float8_e4m3fn
 
@@ -91,3 +91,21 @@ def test_a_call_does_without_copies_where_memory_is_wanting(monkeypatch: pytest.
     monkeypatch.setattr(launch, "attention_launch", wanting)
     with pytest.raises(torch.OutOfMemoryError):
         list_launches(checked, x, call.sequence, DEFAULT_OPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("requests", "table", "expected"),
+    [(4, 4096, 2), (4, 4000, 2), (512, 32768, 2), (4, 64, 2), (4096, 4096, 1)],
+    ids=["all-keys", "part-of-a-place", "512-MiB", "few-keys", "few-rows"],
+)
+def test_a_call_of_ragged_queries_has_a_workspace(requests: int, table: int, expected: int) -> None:
+    """For all keys of its tables, 512 MiB at most, if copies pay off in the mean."""
+    q = torch.empty(requests * (1024 if expected > 1 else 8), 8, 128, dtype=torch.bfloat16)
+    pages = torch.empty(1, 16, 2, 128, dtype=E4M3)
+    index = torch.empty(requests, table // 16, dtype=torch.int32)
+    kv = PagedKV(pages, pages, index, index[:, 0], k_scale=torch.ones(()), v_scale=torch.ones(()))
+    sequence = PagedRagged(kv, Ragged(torch.empty(requests + 1, dtype=torch.int32)))
+    given = Call(q, pages, pages, sequence, wa.Causal(), backend="reference")
+    choice = choose(validate(given, read_values=False).problem, ARCHS["sm90"])
+    size = min(2 * 128 * 2 * 256 * -(-table // 128) * requests, 2**29) if expected > 1 else 0
+    assert choice.config.workspace == size and (choice.config.long is not None) == bool(size)

@@ -28,17 +28,29 @@ WHY = "enough rows of queries see each key: keys and values are copied once, bef
 def copies(problem: Problem, options: PlanOptions) -> bool:
     """Whether K and V are copied before prefill: 8-bit ones, which each query tile would convert again, and small
     pages. Not for batch-invariant results: the other sequences must not decide what a row reads."""
-    if not options.copies or not may_copy(problem, options) or copied_bytes(problem) > COPIED_BYTES:
-        return False
-    return seeing_rows(problem) >= least_rows(problem)
+    return _pays(problem, options) and copied_bytes(problem) <= COPIED_BYTES
 
 
-def copies_into_workspace(problem: Problem, options: PlanOptions) -> bool:
-    """Whether prefill reads copies of the keys of a step's long prompts in a workspace (copies/places.py)."""
-    if options.workspace is None or not may_copy(problem, options):
-        return False
-    most = min(problem.seq_q, problem.max_q or problem.seq_q)
-    return most >= least_queries(problem) and options.workspace.nbytes >= bytes_of_place(problem)
+def workspace_bytes(problem: Problem, options: PlanOptions) -> int:
+    """Bytes of the workspace for copies of the keys of a step's long prompts (copies/places.py); 0 if there are none.
+    The workspace is the caller's. Without it a call has one of its own, if copies pay off in the mean."""
+    place = bytes_of_place(problem)
+    if options.workspace is None:
+        size = min(place * places(problem), COPIED_BYTES) if _pays(problem, options) else 0
+    else:
+        most = min(problem.seq_q, problem.max_q or problem.seq_q)
+        size = options.workspace.nbytes if may_copy(problem, options) and most >= least_queries(problem) else 0
+    return size if size >= place else 0
+
+
+def _pays(problem: Problem, options: PlanOptions) -> bool:
+    """Whether a call may make copies, and enough rows see each key in the mean."""
+    return options.copies and may_copy(problem, options) and seeing_rows(problem) >= least_rows(problem)
+
+
+def places(problem: Problem) -> int:
+    """Places of COPIED_KEYS that hold all keys of a batch over pages."""
+    return problem.batch * -(-problem.seq_k // COPIED_KEYS)
 
 
 def may_copy(problem: Problem, options: PlanOptions) -> bool:

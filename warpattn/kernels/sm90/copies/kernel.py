@@ -30,16 +30,14 @@ class Place:
 
 
 @gluon.jit
-def copy_kernel(
-    k, v, k_out, v_out, index, shape, k_kind: gl.constexpr, v_kind: gl.constexpr, ragged: gl.constexpr
-):  # fmt: skip
+def copy_kernel(k, v, k_out, v_out, index, shape, k_kind: gl.constexpr, v_kind: gl.constexpr):
     """Copies K and V. k, v: `CopySource`. k_out, v_out: 16 bits, (batch, heads, keys, dim), or with pages (places,
-    heads, KEYS, dim). index: `CopyIndex`. shape: `CopyShape`. k_kind, v_kind: `CopiedRows`. ragged: sequences differ in
-    their numbers of queries. Grid: (places of all sequences, key heads, 2: K and V)."""
+    heads, KEYS, dim). index: `CopyIndex`. shape: `CopyShape`. k_kind, v_kind: `CopiedRows`. Grid: (places of all
+    sequences, key heads, 2: K and V)."""
     number, head = gl.program_id(0), gl.program_id(1)
     b = number // shape.places
     first = (number - b * shape.places) * KEYS
-    end = keys_of(b, index, shape, k_kind.paged, ragged)
+    end = keys_of(b, index, shape, k_kind.paged)
     if k_kind.paged:
         row = (number.to(gl.int64) * shape.heads + head) * KEYS
         if (head == 0) & (gl.program_id(2) == 0):
@@ -55,15 +53,12 @@ def copy_kernel(
 
 
 @gluon.jit
-def keys_of(b, index, shape, paged: gl.constexpr, ragged: gl.constexpr):
-    """Number of keys of sequence `b`; 0 if it has too few queries for prefill."""
-    keys = shape.keys
+def keys_of(b, index, shape, paged: gl.constexpr):
+    """Number of keys of sequence `b`."""
     if paged:
-        keys = gl.minimum(gl.load(index.lengths + b), keys)
-    if ragged:
-        queries = gl.load(index.cu_q + b + 1) - gl.load(index.cu_q + b)
-        keys = gl.where(queries >= shape.least_q, keys, 0)
-    return keys
+        return gl.minimum(gl.load(index.lengths + b), shape.keys)
+    else:
+        return shape.keys
 
 
 @gluon.jit

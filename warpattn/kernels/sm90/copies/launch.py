@@ -32,38 +32,31 @@ class Copied(NamedTuple):
     launch: Launch
 
 
-def copied(x: Operands, sequence: Sequence, least_q: int = 1) -> Copied:
+def copied(x: Operands, sequence: Sequence) -> Copied:
     """Operands and sequence of a call with copies of its K and V, in the dtype of its queries. Copies of a paged cache
-    have pages of COPIED_KEYS; ragged sequences with fewer than `least_q` queries are not copied."""
-    if isinstance(sequence, PagedRagged):
-        index = CopyIndex.of(sequence.kv, sequence.cu_q.contiguous())
-        paged, fields, launch = _of_pages(x, sequence.kv, index, least_q)
-        return Copied(paged, replace(sequence, kv=sequence.kv.with_fields(**fields)), launch)
+    have pages of COPIED_KEYS."""
     if isinstance(sequence, PagedKV):
-        paged, fields, launch = _of_pages(x, sequence, CopyIndex.of(sequence, None), least_q)
-        return Copied(paged, sequence.with_fields(**fields), launch)
+        return _of_pages(x, sequence)
     *outer, keys, heads, _ = x.k.shape
     batch = outer[0] if outer else 1
     k, v = (x.q.new_empty(batch, heads, keys, y.shape[-1]).transpose(1, 2) for y in (x.k, x.v))
     copies = x._replace(k=k, v=v) if outer else x._replace(k=k[0], v=v[0])
-    shape = CopyShape(keys, -(-keys // COPIED_KEYS), heads, x.k.shape[-1] // 8, x.v.shape[-1] // 8, 0, 1, least_q)
-    launch = _launch(x, copies, sequence, CopyIndex(None, 0, None, None, None), shape)
+    shape = CopyShape(keys, -(-keys // COPIED_KEYS), heads, x.k.shape[-1] // 8, x.v.shape[-1] // 8, 0, 1)
+    launch = _launch(x, copies, sequence, CopyIndex(None, 0, None, None), shape)
     return Copied(copies, replace(sequence, **_without_factors(x, sequence)), launch)
 
 
-def _of_pages(x: Operands, kv: PagedKV, index: CopyIndex, least_q: int) -> tuple[Operands, dict[str, Any], Launch]:
-    """(operands with copies of a cache's pages, changed fields of the `PagedKV`, the launch)."""
+def _of_pages(x: Operands, kv: PagedKV) -> Copied:
     page_size, heads = x.k.shape[1:3]
     keys = kv.block_table.shape[1] * page_size
     places, batch = -(-keys // COPIED_KEYS), len(kv.block_table)
     k, v = (x.q.new_empty(batch * places, heads, COPIED_KEYS, y.shape[-1]).transpose(1, 2) for y in (x.k, x.v))
     table = torch.empty(batch, places, dtype=torch.int32, device=x.q.device)
-    shape = CopyShape(
-        keys, places, heads, x.k.shape[-1] // 8, x.v.shape[-1] // 8, len(x.k), page_size, least_q
-    )  # fmt: skip
+    shape = CopyShape(keys, places, heads, x.k.shape[-1] // 8, x.v.shape[-1] // 8, len(x.k), page_size)
     copies = x._replace(k=k, v=v)
-    launch = _launch(x, copies, kv, index._replace(out_table=table), shape)
-    return copies, {"k_pages": k, "v_pages": v, "block_table": table, **_without_factors(x, kv)}, launch
+    launch = _launch(x, copies, kv, CopyIndex.of(kv)._replace(out_table=table), shape)
+    fields = {"k_pages": k, "v_pages": v, "block_table": table, **_without_factors(x, kv)}
+    return Copied(copies, kv.with_fields(**fields), launch)
 
 
 def _scales(x: Operands, sequence: Sequence) -> dict[str, tuple[Tensor, Tensor | None]]:
@@ -78,17 +71,17 @@ def _without_factors(x: Operands, sequence: Sequence) -> dict[str, None]:
 
 
 def _launch(x: Operands, copies: Operands, sequence: Sequence, index: CopyIndex, shape: CopyShape) -> Launch:
-    paged, ragged = index.table is not None, index.cu_q is not None
+    paged = index.table is not None
     kinds, args = _copying(x, copies, sequence, index, shape)
 
     def source():
         from .signature import copy_source  # imports Triton
 
-        return copy_source(args, kinds, ragged)
+        return copy_source(args, kinds)
 
     batch = len(index.table) if paged else len(copies.k) if copies.k.ndim == 4 else 1
     grid = (batch * shape.places, shape.heads, 2)
-    key = (kinds, ragged, x.k.dtype, x.v.dtype, x.q.dtype)
+    key = (kinds, x.k.dtype, x.v.dtype, x.q.dtype)
     return Launch("sm90.copy", "sm90", key, source, compile_options(), grid, args)
 
 
@@ -123,11 +116,9 @@ def in_places(checked: CheckedCall, x: Operands, sequence: PagedRagged, workspac
     k, v = _split(workspace.view(torch.uint8), capacity, heads, x)
     new = partial(torch.empty, dtype=torch.int32, device=x.q.device)
     lists = PlaceLists(new(1 + batch), new(capacity, 2), new(batch, width), width)
-    shape = CopyShape(
-        keys, width, heads, x.k.shape[-1] // 8, x.v.shape[-1] // 8, len(x.k), page_size, least_queries(problem)
-    )  # fmt: skip
+    shape = CopyShape(keys, width, heads, x.k.shape[-1] // 8, x.v.shape[-1] // 8, len(x.k), page_size)
     copies = x._replace(k=k, v=v)
-    kinds, args = _copying(x, copies, kv, CopyIndex.of(kv, None), shape)
+    kinds, args = _copying(x, copies, kv, CopyIndex.of(kv), shape)
     args["lists"] = lists
 
     def source():

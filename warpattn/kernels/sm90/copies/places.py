@@ -15,7 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from warpattn.problem.launch import COPIED_KEYS
 
 from ..arguments import PLACES_OF_PROGRAM
-from .kernel import Place, copy_rows
+from .kernel import Place, copy_rows, keys_of
 
 KEYS = gl.constexpr(COPIED_KEYS)
 OWN = gl.constexpr(PLACES_OF_PROGRAM)
@@ -77,7 +77,7 @@ def copy_places_kernel(k, v, k_out, v_out, index, lists, shape, k_kind: gl.const
     for unit in range(gl.program_id(0), units, gl.num_programs(0)):
         number, head = unit // (2 * shape.heads), unit // 2 % shape.heads
         b, first = gl.load(lists.places + 2 * number), gl.load(lists.places + 2 * number + 1)
-        end = gl.minimum(gl.load(index.lengths + b), shape.keys)
+        end = keys_of(b, index, shape, True)
         place = Place(b, head, first, end, (number.to(gl.int64) * shape.heads + head) * KEYS)
         if unit % 2 == 0:
             copy_rows(k, k_out, place, index, shape, shape.k_runs, k_kind)

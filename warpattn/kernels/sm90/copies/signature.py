@@ -13,9 +13,9 @@ from .places import copy_places_kernel, places_kernel
 HINTS = dict.fromkeys(("k.rows.pointer", "v.rows.pointer", "k_out", "v_out"), ALIGNED)
 
 
-def copy_source(args: Mapping[str, Any], kinds: tuple[CopiedRows, CopiedRows], ragged: bool) -> GluonASTSource:
+def copy_source(args: Mapping[str, Any], kinds: tuple[CopiedRows, CopiedRows]) -> GluonASTSource:
     """The kernel's source for a launch with `args`; kinds: those of K and of V."""
-    constants = {"k_kind": kinds[0], "v_kind": kinds[1], "ragged": ragged}
+    constants = {"k_kind": kinds[0], "v_kind": kinds[1]}
     return kernel_source(copy_kernel, args, constants, hints=HINTS)
 
 

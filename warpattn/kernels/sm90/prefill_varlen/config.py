@@ -15,7 +15,6 @@ from warpattn.problem.operands import COPY_RULE
 
 from ..copies.config import (
     copies,
-    copies_into_workspace,
     least_queries,
     of_copies,
     over_copies,
@@ -44,6 +43,7 @@ COPIED_KEYS = 64  # most keys of a tile that is copied row by row: half the code
 LEAST_BOX = 8  # rows after which the swizzle repeats: the least rows of a TMA box
 MANY_KEYS = 2048  # from so many keys on, tiles of all heads took 0.69 to 0.994 x the time of one head's (12 shapes)
 SLOTS = 4  # slots of a ring that `with_tile` tries first, because keys may arrive page by page
+UNCOPIED = PlanOptions(copies=False)
 LONG = 8192  # a configuration must also be no slower than the usual one for so many queries and keys
 
 
@@ -105,21 +105,18 @@ class VarlenOrder:
     section: int  # query heads whose tiles the scheduler hands out together
 
 
-def choose_over_places(problem: Problem, target: Arch, options: PlanOptions) -> Choice | None:
-    """Chooses the configuration for those sequences of a step whose keys are copied into a workspace; None if none can
-    be. They are long, so work is counted for as many as the step may have of the shortest."""
-    if not copies_into_workspace(problem, options):
-        return None
-    shortest, size = least_queries(problem), options.workspace.nbytes
-    sequences = min(problem.batch, max(1, problem.seq_q // shortest))
-    choice = choose(of_copies(problem), target, replace(options, copies=False), sequences)
+def choose_over_places(problem: Problem, target: Arch, size: int) -> Choice:
+    """Chooses the configuration for those sequences of a step whose keys are copied into a workspace of `size` bytes.
+    They are long, so work is counted for as many as the step may have of the shortest."""
+    sequences = min(problem.batch, max(1, problem.seq_q // least_queries(problem)))
+    choice = choose(of_copies(problem), target, UNCOPIED, sequences)
     tiles = replace(choice.config.tiles, operands=with_scales(choice.config.tiles.operands, problem))
     return over_workspace(choice, replace(choice.config, tiles=tiles), problem, size)
 
 
-def choose_over_pages(problem: Problem, target: Arch, options: PlanOptions) -> Choice:
+def choose_over_pages(problem: Problem, target: Arch) -> Choice:
     """Chooses the configuration for the other sequences of such a step: nearly all of them are shorter."""
-    return choose(problem, target, options, max(problem.batch, -(-problem.seq_q // least_queries(problem))))
+    return choose(problem, target, UNCOPIED, max(problem.batch, -(-problem.seq_q // least_queries(problem))))
 
 
 def choose(

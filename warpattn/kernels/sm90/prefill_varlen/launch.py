@@ -42,7 +42,7 @@ def list_launches(
         across, launches = transposed(x.v, _lengths(sequence)[1])
         x, first = x._replace(v=across[None]), (*launches, order)
     elif choice.config.copied:
-        x, sequence, copying = copied(x, sequence, only.least_q)
+        x, sequence, copying = copied(x, sequence)
         first = copying, order
     problem, config = checked.problem, choice.config.tiles
     columns = value_blocks(problem.dim_v)
