@@ -193,7 +193,7 @@ class Materialized(Mask):
     """A mask given as a tensor [B, S, K] or [B, H, S, K], dimensions of size 1 broadcast.
 
     Bool: True is visible. Float: added to the score after every score function, its -inf hides; it cannot be part of
-    `|` or `~`, and gradients reach it through the reference. The tensor is aligned bottom-right with its own sizes:
+    `|` or `~`, and gradients reach it. The tensor is aligned bottom-right with its own sizes:
     query position q reads row q - (K - S). Outside the tensor everything is hidden.
     """
 
