@@ -19,5 +19,6 @@ globals().update({name: value for name, value in vars(functional).items() if not
 
 def calling(attention: Callable[..., Tensor]) -> FunctionType:
     """Return a copy of torch's function that calls `attention` in the place of scaled_dot_product_attention."""
-    globals()["scaled_dot_product_attention"] = attention
-    return FunctionType(TORCHS.__code__, globals(), TORCHS.__name__, TORCHS.__defaults__)
+    copy = FunctionType(TORCHS.__code__, globals(), TORCHS.__name__, TORCHS.__defaults__)
+    globals().update(scaled_dot_product_attention=attention, multi_head_attention_forward=copy)  # other modes get it
+    return copy

@@ -63,6 +63,16 @@ def test_torchs_layers_run_ours_within_the_block(name, training, ours):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("first", ["device", "block"])
+def test_a_layer_runs_ours_under_a_default_device(first, ours):
+    """Which is a mode of torch's as well, around the block or within it."""
+    layer, x = LAYERS["attention"](), torch.randn(2, 6, 32)
+    outer, inner = (torch.device("cpu"), swapped()) if first == "device" else (swapped(), torch.device("cpu"))
+    with outer, inner:
+        layer(x, x, x, need_weights=False)
+    assert len(ours) == 1
+
+
 def test_torchs_layers_have_no_dropout_within_the_block():
     layer, x = encoder_layer(0.1), torch.randn(2, 6, 32)
     with swapped():
