@@ -33,6 +33,7 @@ from warpattn.language.expr import (
     where,
 )
 from warpattn.language.functions import OfFunction
+from warpattn.language.open_sizes import settled
 from warpattn.language.traced import Lengths, Traced, require, same_object, settle, whole
 from warpattn.language.user_code import call_user
 
@@ -193,14 +194,15 @@ class CustomScore(OfFunction, Score):
     function indexes with one int per dimension (0 outside), and numbers. The function uses operators, comparisons,
     `& | ~`, `**`, and where, minimum, maximum, abs, exp, log, tanh, to_float, to_int of warpattn. It is run once with
     symbols, so globals and closures are read once; what cannot be recorded raises an AttentionError naming its line.
-    Sizes that torch.compile keeps open must be captured: its tracer opens no closure over them.
+    In a function that torch.compile traces it may close over numbers, sizes that change among them, but not over
+    tensors.
     """
 
     fn: Callable[..., Any]
     captured: tuple[tuple[str, Any], ...]
 
     def __init__(self, fn: Callable[..., Any], **captured: Any) -> None:
-        object.__setattr__(self, "fn", fn)
+        object.__setattr__(self, "fn", settled(fn, "CustomScore"))
         object.__setattr__(self, "captured", captured_values("CustomScore", fn, captured))
 
     def apply(self, s: Value, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:

@@ -27,6 +27,7 @@ from warpattn.runtime import execute
 from warpattn.runtime.training.autograd import taken_once
 from warpattn.runtime.training.from_results import differentiate
 from warpattn.runtime.training.gradients import Along, Saved
+from warpattn.runtime.training.unchanged import check_unchanged, versions
 
 
 class Ring(NamedTuple):
@@ -67,12 +68,13 @@ class _Ring(torch.autograd.Function):
         out, lse = forward(ring, q, k, v, sinks)
         ctx.save_for_backward(q, k, v, out, lse, sinks, *captured)
         ctx.set_materialize_grads(False)
-        ctx.ring = ring
+        ctx.ring, ctx.seen = ring, versions(ring.blocks.whole.mask.program().tensors, {})
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         _, need_q, need_k, need_v, need_sinks, *need_captured = ctx.needs_input_grad
+        check_unchanged(ctx.seen)
         q, k, v, out, lse, sinks, *captured = ctx.saved_tensors
         wanted = [x for x, need in zip(captured, need_captured, strict=True) if need]
         with torch.no_grad():

@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from warpattn.api import attention, attention_varlen
 from warpattn.errors import AttentionError
 from warpattn.inputs import is_tensor, kind_of, number
+from warpattn.integrations import torch_multi_head
 from warpattn.integrations.autocast import autocast
 from warpattn.integrations.signature import is_flag
 from warpattn.masks import Causal, Mask, Materialized
@@ -105,12 +106,15 @@ def _causal(bias: CausalBias, query: Tensor, key: Tensor) -> Mask:
     return Causal(top_left=bias.variant == CausalVariant.UPPER_LEFT)
 
 
+_multi_head_attention_forward = torch_multi_head.calling(scaled_dot_product_attention)
+
+
 @contextmanager
 def swapped() -> Iterator[None]:
     """Within the block `torch.nn.functional.scaled_dot_product_attention` is ours for every caller in this thread.
 
-    Functions that torch does not route through it (such as the fast path of an nn.TransformerEncoder in evaluation)
-    stay torch's.
+    Layers of torch are such callers, an nn.MultiheadAttention with need_weights=False only. A checkpointed forward that
+    a backward runs again is not: enter the block within it.
     """
     with _Swap():
         yield
@@ -122,6 +126,8 @@ class _Swap(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.scaled_dot_product_attention:
             return scaled_dot_product_attention(*args, **(kwargs or {}))
+        if func is torch_multi_head.TORCHS:
+            func = _multi_head_attention_forward
         return func(*args, **(kwargs or {}))
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from warpattn.inputs import is_tensor, kind_of
 from warpattn.language.expr import Expr, load, maximum, minimum, saturated, user_result_error, where
 from warpattn.language.functions import OfFunction
+from warpattn.language.open_sizes import settled
 from warpattn.language.traced import Lengths, require, same_object, settle, whole
 from warpattn.language.user_code import call_user
 from warpattn.masks.base import Mask
@@ -192,7 +193,7 @@ class Materialized(Mask):
     """A mask given as a tensor [B, S, K] or [B, H, S, K], dimensions of size 1 broadcast.
 
     Bool: True is visible. Float: added to the score after every score function, its -inf hides; it cannot be part of
-    `|` or `~`, and gradients reach it through the reference. The tensor is aligned bottom-right with its own sizes:
+    `|` or `~`, and gradients reach it. The tensor is aligned bottom-right with its own sizes:
     query position q reads row q - (K - S). Outside the tensor everything is hidden.
     """
 
@@ -258,7 +259,7 @@ class CustomMask(OfFunction, Mask):
     captured: tuple[tuple[str, Any], ...]
 
     def __init__(self, fn: Callable[..., Any], **captured: Any) -> None:
-        object.__setattr__(self, "fn", fn)
+        object.__setattr__(self, "fn", settled(fn, "CustomMask"))
         object.__setattr__(self, "captured", captured_values("CustomMask", fn, captured))
 
     def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:

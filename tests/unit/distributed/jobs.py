@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -148,6 +149,15 @@ def mesh(case: Case) -> None:
     shared(case, partial(wad.mesh_attention, mesh=grid), grid)
 
 
+def changed_between() -> None:
+    """A mask's tensor that changes between forward and backward."""
+    seen, (q, k, v) = torch.ones(8, dtype=torch.bool), torch.randn(3, 1, 4, 2, 8).requires_grad_()
+    out = wad.ring_attention(q, k, v, mask=wa.CustomMask(lambda b, h, q, k, seen: seen[k], seen=seen))
+    seen[3] = False
+    with pytest.raises(wa.AttentionError, match=r"a tensor of the mask \(.*shape \(8,\)\) has been changed in place"):
+        out.sum().backward()
+
+
 def jobs() -> list[Callable[[], None]]:
     """One case of every kind, and every way."""
     named = {case.name: case for case in cases()}
@@ -159,6 +169,7 @@ def jobs() -> list[Callable[[], None]]:
         *(partial(of_some, named[name], 3) for name in ("causal bf16", "documents")),
         *(partial(of_some, named["causal"], ranks) for ranks in (1, 2)),
         partial(mesh, named["slopes"]),
+        changed_between,
     ]
 
 

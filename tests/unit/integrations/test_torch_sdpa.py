@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import warpattn as wa
 from warpattn.integrations import torch_flash, torch_sdpa
-from warpattn.integrations.torch_sdpa import scaled_dot_product_attention, swapped
+from warpattn.integrations.torch_sdpa import scaled_dot_product_attention
 
 B, H, L, S, E, EV = 2, 4, 5, 7, 16, 8
 INPLACE = "_flash_attention_forward_no_dropout_inplace"
@@ -154,22 +154,6 @@ def test_the_dtype_of_an_autocast_region_for_jagged_tensors():
         out, expected = scaled_dot_product_attention(q, q, q), F.scaled_dot_product_attention(q[1], q[1], q[1])
     assert out.dtype == expected.dtype == torch.bfloat16
     torch.testing.assert_close(out[1], expected, atol=2e-2, rtol=2**-7)
-
-
-def test_swapped_in_for_a_block_only():
-    from torch.nn.functional import scaled_dot_product_attention as imported_before
-
-    q, k, v = qkv()
-    layer = torch.nn.MultiheadAttention(32, 4, batch_first=True)
-    x = torch.randn(2, 6, 32)
-    expected = layer(x, x, x, need_weights=False)[0]
-    with swapped():
-        for call in (F.scaled_dot_product_attention, imported_before):
-            with pytest.raises(wa.AttentionError, match="dropout_p"):
-                call(q, k, v, dropout_p=0.5)
-            assert torch.equal(call(q, k, v), scaled_dot_product_attention(q, k, v))
-        torch.testing.assert_close(layer(x, x, x, need_weights=False)[0], expected)
-    F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
 
 
 @pytest.mark.usefixtures("_active")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -112,6 +113,59 @@ def test_sizes_that_torch_keeps_open_may_be_such_numbers(name):
     for size in (12, 20):
         x = torch.randn(1, size, 2, 16)
         close(fn(x), wa.attention(x, x, x, **options(size)))
+
+
+def nested(n):
+    def inner(k):
+        return k < n
+
+    return lambda b, h, q, k: inner(k) & (q >= k)
+
+
+HELD = {
+    "closure": lambda n: {"mask": wa.CustomMask(lambda b, h, q, k: k < n)},
+    "score": lambda n: {"score": wa.CustomScore(lambda s, b, h, q, k: s * n)},
+    "nested": lambda n: {"mask": wa.CustomMask(nested(n)) | wa.SlidingWindow(2)},
+    "default": lambda n: {"mask": wa.CustomMask(lambda b, h, q, k, n=n: k < n)},
+    "keyword": lambda n: {"mask": wa.CustomMask(lambda b, h, q, k, *, n=n: k < n)},
+    "partial": lambda n: {"mask": wa.CustomMask(partial(lambda n, b, h, q, k, *, m: (k < n) & (q > m), n, m=n // 4))},
+    "tuple": lambda n: {"mask": wa.CustomMask(lambda b, h, q, k, held=(n, {"half": n // 2}): k < held[1]["half"])},
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_functions_may_hold_sizes_that_torch_keeps_open(name):
+    options = HELD[name]
+    fn = torch.compile(
+        lambda x: wa.attention(x, x, x, **options(x.shape[1] // 2)), fullgraph=True, dynamic=True, backend="eager"
+    )
+    for size in (12, 20):
+        x = torch.randn(1, size, 2, 16)
+        close(fn(x), wa.attention(x, x, x, **options(size // 2)))
+
+
+class Seen:
+    """A mask's function that is an object."""
+
+    def __init__(self, seen):  # type: ignore[no-untyped-def]
+        self.seen = seen
+
+    def __call__(self, b, h, q, k):  # type: ignore[no-untyped-def]
+        return self.seen[k]
+
+
+@pytest.mark.parametrize(
+    ("function", "held"),
+    [
+        (lambda t: lambda b, h, q, k: t[k], "reads t"),
+        (lambda t: partial(lambda b, h, q, k, seen: seen[k], seen=t), "reads seen"),
+        (lambda t: Seen(t), "is a Seen"),
+    ],
+)
+def test_a_function_that_holds_a_tensor_of_the_graph_is_one_sentence(function, held):
+    message = f"the function of a CustomMask {held}.*; pass tensors and numbers by name, as in CustomMask.fn, "
+    with pytest.raises(wa.AttentionError, match=message):
+        compiled(lambda q: wa.attention(q, K, V, mask=wa.CustomMask(function(q[0, :, 0, 0] > 0))))(Q)
 
 
 def test_a_number_that_is_traced_as_a_tensor_is_one_sentence():

@@ -122,14 +122,15 @@ def _attention_backward(
     again = _called(tuple(_leaves(saved[:3], [True] * 3)), sinks, indices, mask_tensors, score_tensors, call)
     with torch.no_grad():
         checked = validate(again)
+        more = _chosen((sinks, *indices, *score_tensors), wanted)
         if checked.backend == "reference":
-            more = _chosen((sinks, *indices, *score_tensors), wanted)
-            return recomputed(again, Along(*along), more)
+            return _as_promised((*saved[:3], *more), recomputed(again, Along(*along), more))
         backward = checked_backward(checked, again.deterministic)
         rows = Saved(q, k, v, out, lse, sinks)
-        found = take_gradients(backward, again.sequence, rows, Along(*along), Wanted(dsinks, tuple(dscore)))
-    more = [found.sinks if dsinks else None, *found.captured]
-    return [found.q, found.k, found.v, *(x for x in more if x is not None)]
+        asked = Wanted(dsinks, tuple(dscore), apart=True)
+        found = take_gradients(backward, again.sequence, rows, Along(*along), asked)
+    others = [found.sinks if dsinks else None, *found.captured]
+    return _as_promised((*saved[:3], *more), [found.q, found.k, found.v, *(x for x in others if x is not None)])
 
 
 @_attention_backward.register_fake
@@ -144,6 +145,13 @@ def _fake_backward(
     wanted: list[bool],
 ) -> list[Tensor]:
     return [torch.empty_like(x) for x in (*saved[:3], *_chosen((sinks, *indices, *score_tensors), wanted))]
+
+
+def _as_promised(tensors: Many[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+    """Return the gradients of tensors laid out as `_fake_backward` says; graphs are compiled for that."""
+    layouts = [torch.empty_like(x, device="meta").stride() for x in tensors]
+    pairs = zip(tensors, gradients, layouts, strict=True)
+    return [g if g.stride() == layout else torch.empty_like(x).copy_(g) for x, g, layout in pairs]
 
 
 @torch.library.custom_op("warpattn::refused_attention", mutates_args=())

@@ -23,6 +23,7 @@ from warpattn.problem.backward import CheckedBackward
 from warpattn.runtime import execute
 from warpattn.runtime.execute import Result
 from warpattn.runtime.training.gradients import NOTHING, Along, Saved, Wanted, checked_backward, take_gradients
+from warpattn.runtime.training.unchanged import Versions, check_unchanged, versions
 from warpattn.sequences import Sequence
 
 
@@ -32,6 +33,7 @@ class _Job(NamedTuple):
     checked: CheckedCall
     sequence: Sequence
     deterministic: bool | None
+    seen: Versions  # of tensors that autograd does not save
 
 
 def train(call: Call, checked: CheckedCall) -> Result:
@@ -55,13 +57,15 @@ class _Attention(torch.autograd.Function):
         out, lse = typed("tuple[Tensor, Tensor]", execute.attend(replace(call, return_lse=True)))
         ctx.save_for_backward(q, k, v, out, lse, sinks, *captured)
         ctx.set_materialize_grads(False)
-        ctx.job = _Job(checked, call.sequence, call.deterministic)
+        seen = versions(checked.mask.tensors, call.sequence.indices())
+        ctx.job = _Job(checked, call.sequence, call.deterministic, seen)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         job: _Job = ctx.job
         _, _, *needed = ctx.needs_input_grad
+        check_unchanged(job.seen)
         checked: CheckedBackward = checked_backward(job.checked, job.deterministic)
         saved = Saved(*ctx.saved_tensors[:6])
         wanted = Wanted(needed[3], tuple(needed[4:]))

@@ -45,10 +45,15 @@ class Along(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Gradients to take beside those of q, k and v: of the sinks, and of each tensor that the score captured."""
+    """Gradients to take beside those of q, k and v: of the sinks, and of each tensor that the score captured.
+
+    apart: no gradient shares memory with another, which operators must promise; else gradients of parts of one tensor
+    are parts of one.
+    """
 
     sinks: bool
     captured: tuple[bool, ...]
+    apart: bool = False
 
 
 class Found(NamedTuple):
@@ -71,7 +76,8 @@ def take_gradients(checked: CheckedBackward, sequence: Sequence, saved: Saved, a
     """Compute the gradients of sum(dout * out) + sum(dlse * lse), on torch's current stream of the operands' device."""
     dout = torch.zeros_like(saved.out) if along.dout is None else along.dout.detach()
     dlse = None if along.dlse is None else along.dlse.detach()
-    dq, dk, dv = beside(saved.q, saved.k, saved.v)
+    operands = saved[:3]
+    dq, dk, dv = (torch.empty_like(x) for x in operands) if wanted.apart else beside(*operands)
     x = Gradients(
         *saved[:4],
         lse=saved.lse.detach(),

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..ir.formats import as_register, decode, encode, round_bf16
 from ..ir.module import Op
-from ..machine.pending import poisoned
+from ..machine.pending import opened, poisoned, used
 from ..machine.registry import TASKED, blocking, plain
 from ..machine.sync import NamedWait
 from ..memory.findings import Finding
@@ -35,6 +35,10 @@ _OF_PROGRAM: dict[str, Callable[[Any], int]] = {  # strings that read where and 
     "mov.u32 $0, %smid;": lambda task: task.program.number,
 }
 _WHOLE: list[tuple[re.Pattern[str], Callable[..., Any]]] = []
+_PREFETCHES = (
+    "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p cp.async.bulk.prefetch.tensor.4d.L2.global.tile [$1, {$6, $5, $4, $3}]; "
+    "mov.b32 $0, 0; }",
+)
 
 
 def elementwise(*strings: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -75,6 +79,9 @@ def _elementwise(op: Op) -> Callable[..., Any]:
     function, kinds = _ELEMENTWISE.get(text), op.outputs
     if function is None:
         raise op.error(f"no handler for the assembly {text!r}; register one with warpattn.sim.elementwise")
+    if text in _PREFETCHES:
+        op.kind = TASKED
+        return lambda task, *xs: as_register(function(*_defined(task, *xs)), kinds[0])
     if len(kinds) == 1:
         return lambda *xs: as_register(function(*xs), kinds[0])
     return lambda *xs: tuple(as_register(y, kind) for y, kind in zip(function(*xs), kinds, strict=False))
@@ -175,13 +182,21 @@ def _reciprocal(x: np.ndarray) -> np.ndarray:
     return np.float32(1) / x
 
 
-@elementwise(
-    "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p cp.async.bulk.prefetch.tensor.4d.L2.global.tile [$1, {$6, $5, $4, $3}]; "
-    "mov.b32 $0, 0; }"
-)
+@elementwise(*_PREFETCHES)
 def _prefetch(tensor: Any, wanted: np.ndarray, *coord: np.ndarray) -> np.ndarray:
     """Do nothing: there is no L2 here."""
     return np.zeros_like(wanted)
+
+
+def _defined(task: Any, tensor: Any, wanted: Any, *coord: Any) -> tuple[Any, ...]:
+    """Return the operands of a prefetch. A finding for each that decides, undefined, what a thread prefetches."""
+    asked, missing = opened(wanted)
+    faults = [missing] if missing is not None else []
+    places = [opened(x) for x in coord]
+    faults += [found for _, found in places if found is not None and np.any(found.where & (asked != 0))]
+    for fault in faults:
+        task.machine.findings.add(used(fault, task.place()))
+    return tensor, asked, *(place for place, _ in places)
 
 
 @whole(r"bar(?:rier)?(?:\.cta)?\.(sync|arrive)(?:\.aligned)? (\d+|\$0), (\d+);$")

@@ -7,9 +7,11 @@ import pytest
 
 pytest.importorskip("triton")
 
+from triton.experimental.gluon import language as gl
+
 from tests.sim.builds import run
 from tests.sim.machine.kernels import arith as kernels
-from warpattn.sim import Report
+from warpattn.sim import Report, TensorDescriptor
 
 
 def divided(op: str, n: int, divisor: int = 3, **options) -> tuple[Report, np.ndarray]:
@@ -60,3 +62,15 @@ def test_lanes_of_one_store_that_collide(dtype):
     (found,) = collided(60, False, dtype).findings
     assert found.kind == "Race" and "different values from several lanes to 4 elements of out" in str(found)
     assert "tl.store" in linecache.getline(*found.places[0].frames[0])
+
+
+@pytest.mark.parametrize(("place", "uses"), [("coordinate", True), ("wanted", True), ("elsewhere", False)])
+def test_a_prefetch_of_undefined_boxes(place, uses):
+    """As a load of one; threads that prefetch nothing may have any coordinates."""
+    box = (1, 8, 1, 64)
+    layout = gl.NVMMASharedLayout.get_default_for(list(box), gl.float16)
+    args = {"x_desc": TensorDescriptor(np.zeros((2, 128, 2, 64), np.float16), box), "n": 50}
+    for divisor in (3, 0):
+        report = run(kernels.prefetch_kernel, (1,), args | {"divisor": divisor}, {"IN": place}, layout=layout)
+        assert [found.kind for found in report.findings] == ["DivisionByZero"] * (uses and not divisor), report
+        assert all("is by zero; prefetch_kernel at" in str(found) for found in report.findings)

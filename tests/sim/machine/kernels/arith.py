@@ -2,6 +2,10 @@
 
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from warpattn.kernels.sm90.decode.prefetch import BOXES, prefetch
 
 
 @triton.jit
@@ -44,3 +48,18 @@ def collide_kernel(x, out, width, BLOCK: tl.constexpr):
     """Lane i writes x[i] to out[i % width]."""
     at = tl.arange(0, BLOCK)
     tl.store(out + at % width, tl.load(x + at))
+
+
+@gluon.jit
+def prefetch_kernel(x_desc, divisor, n, IN: gl.constexpr):
+    """The first n threads prefetch a box each; a quotient is which, or whether, or where other threads do not look."""
+    thread = gl.arange(0, 128, BOXES)
+    quotient = thread // divisor
+    wanted, row = (thread < n).to(gl.int32), thread
+    if IN == "coordinate":
+        row = quotient
+    elif IN == "wanted":
+        wanted = quotient
+    else:
+        row = gl.where(thread < n, thread, quotient)
+    prefetch(x_desc, (0 * row, row, 0 * row, 0 * row), wanted)

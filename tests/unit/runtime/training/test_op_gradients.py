@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -76,6 +77,32 @@ def test_kernels(monkeypatch):
     compare(replace(CASE, dtype=torch.bfloat16, mask="causal", score="none"), SIM)
     assert double.backwards == 3
     assert not double.checked.deterministic
+
+
+PACKED = {
+    "qkv": lambda x: wa.attention(*x.unbind(2), mask=wa.Causal(), backend=SIM),
+    "kv": lambda x: wa.attention(x[:, :, 0], *x[:, :, 1:].contiguous().unbind(2), backend=SIM),
+    "ragged": lambda x: wa.attention_varlen(*x[0].unbind(1), wa.Ragged(PARTS, max_q=7), backend=SIM),
+}
+PARTS = torch.tensor([0, 5, 12], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_parts_of_one_tensor(name, monkeypatch):
+    """An operator's results share no memory, unlike gradients outside of graphs."""
+    double = install(monkeypatch)
+    x = torch.randn(2, 12, 3, 4, 16).bfloat16().requires_grad_()
+    calls = (PACKED[name], compiled(PACKED[name]), lambda x: saving(PACKED[name], x))
+    expected, *found = [torch.autograd.grad(call(x).float().square().sum(), x)[0] for call in calls]
+    assert double.backwards == 3
+    for gradient in found:
+        assert torch.equal(gradient, expected)
+
+
+def saving(call, x):  # type: ignore[no-untyped-def]
+    """A call under selective checkpointing that keeps its results."""
+    kept = partial(create_selective_checkpoint_contexts, [torch.ops.warpattn.attention.default])
+    return checkpoint(call, x, use_reentrant=False, context_fn=kept)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -158,6 +185,23 @@ def test_the_operators_keep_their_promises():
     along = [torch.randn_like(out), torch.randn_like(lse)]
     args = (along, [*plain, out, lse], sinks.detach(), [], [], [gain.detach()], text, [True, True])
     torch.library.opcheck(operators._attention_backward, args)
+
+
+@pytest.mark.parametrize("backend", ["auto", SIM])
+def test_gradients_are_laid_out_as_graphs_expect(backend, monkeypatch):
+    """Those of transposed tensors and of a bias that is a view: what inductor compiles the rest of a graph for."""
+    install(monkeypatch)
+    like = {"q": (2, 4, 9, 16), "k": (2, 2, 11, 16), "v": (2, 2, 11, 24)}
+    q, k, v = (torch.randn(shape, dtype=torch.bfloat16).transpose(1, 2) for shape in like.values())
+    bias = torch.randn(11, 9).t()
+    program = wa.Bias(bias).program()
+    text = repr((wa.Causal().program().key, program.key, (0.25, True, backend, None), ("dense", (), ())))
+    out, lse = operators._attention(q, k, v, None, [], [], [bias], text)
+    args = ([torch.randn_like(out), torch.randn_like(lse)], [q, k, v, out, lse], None, [], [], [bias], text)
+    found = operators._attention_backward(*args, [False, True])
+    expected = operators._fake_backward(*args, [False, True])
+    assert [x.stride() for x in found] == [x.stride() for x in expected] and len(found) == 4
+    assert found[0].stride() == q.stride() and not q.is_contiguous()
 
 
 def test_the_text_of_a_call_can_be_read():

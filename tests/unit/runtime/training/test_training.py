@@ -140,6 +140,52 @@ def test_a_tensor_that_changed_in_between_is_an_error(double):
         out.float().sum().backward()
 
 
+MASKS_OF_TENSORS = {
+    "a table": (lambda t: wa.CustomMask(lambda b, h, q, k, t: t[k] > 0, t=t), torch.arange(25) % 3),
+    "lengths": (wa.Padding, torch.tensor([9, 25])),
+    "short lengths": (lambda t: ~wa.Padding(t) | wa.Causal(), torch.tensor([9, 25], dtype=torch.int32)),
+    "keys": (wa.Materialized, torch.arange(50).view(2, 1, 25) % 3 > 0),
+}
+
+
+@pytest.mark.parametrize("name", MASKS_OF_TENSORS)
+def test_a_mask_that_changed_in_between_is_one_sentence(name, double):
+    of, tensor = MASKS_OF_TENSORS[name]
+    tensor = tensor.clone()
+    q, k, v = leaves()
+    out = wa.attention(q, k, v, mask=of(tensor.expand(2, 21, 25) if name == "keys" else tensor), backend=SIM)
+    tensor.add_(1) if tensor.dtype != torch.bool else tensor.logical_not_()
+    with pytest.raises(wa.AttentionError, match=r"a tensor of the mask \(.*\) has been changed in place since the"):
+        out.float().sum().backward()
+    assert double.backwards == 0
+
+
+@pytest.mark.parametrize("name", ["cu_q", "cu_k"])
+def test_offsets_that_changed_in_between_are_one_sentence(name, double):
+    q, k, v = (torch.randn(20, heads, 16, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2))
+    given = {name: torch.tensor([0, 7, 20], dtype=torch.int32) for name in ("cu_q", "cu_k")}
+    out = wa.attention_varlen(q, k, v, wa.Ragged(**given, max_q=20, max_k=20), backend=SIM)
+    given[name][1] = 9
+    with pytest.raises(wa.AttentionError, match=f"seq.{name} has been changed in place since the forward; .* a clone"):
+        out.float().sum().backward()
+    assert double.backwards == 0
+
+
+@torch.inference_mode()
+def lengths_of_inference() -> Tensor:
+    return torch.tensor([9, 25])
+
+
+def test_tensors_of_masks_may_be_from_inference_mode(double):
+    """They have no versions."""
+    q, k, v = leaves()
+    mask = wa.Padding(lengths_of_inference())
+    outs = [wa.attention(q, k, v, mask=mask, backend=backend) for backend in (SIM, "reference")]
+    found = [torch.autograd.grad(out.float().sum(), v)[0] for out in outs]
+    torch.testing.assert_close(*found, rtol=1e-2, atol=1e-2)
+    assert double.backwards == 1
+
+
 def test_second_derivatives_are_refused(double):
     q, k, v = leaves()
     (dq,) = torch.autograd.grad(wa.attention(q, k, v, backend=SIM).float().sum(), q, create_graph=True)

@@ -1,0 +1,112 @@
+"""torch's scaled_dot_product_attention swapped for a block: in torch's layers, compiled, checkpointed."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import warpattn as wa
+from warpattn.integrations import torch_sdpa
+from warpattn.integrations.torch_sdpa import scaled_dot_product_attention, swapped
+
+
+def test_swapped_in_for_a_block_only():
+    from torch.nn.functional import scaled_dot_product_attention as imported_before
+
+    q, k, v = (torch.randn(2, 4, 5, 16) for _ in range(3))
+    layer = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    x = torch.randn(2, 6, 32)
+    expected = layer(x, x, x, need_weights=False)[0]
+    with swapped():
+        for call in (F.scaled_dot_product_attention, imported_before):
+            with pytest.raises(wa.AttentionError, match="dropout_p"):
+                call(q, k, v, dropout_p=0.5)
+            assert torch.equal(call(q, k, v), scaled_dot_product_attention(q, k, v))
+        torch.testing.assert_close(layer(x, x, x, need_weights=False)[0], expected)
+    F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+
+
+@pytest.fixture
+def ours(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """One entry for each call of our attention by `scaled_dot_product_attention`."""
+    seen: list[str] = []
+    whole = torch_sdpa.attention
+    monkeypatch.setattr(torch_sdpa, "attention", lambda *x, **named: seen.append("dense") or whole(*x, **named))
+    return seen
+
+
+LAYERS = {
+    "attention": lambda: torch.nn.MultiheadAttention(32, 4, batch_first=True),
+    "encoder": lambda: torch.nn.TransformerEncoder(encoder_layer(), 2, enable_nested_tensor=False),
+    "decoder": lambda: torch.nn.TransformerDecoderLayer(32, 4, 16, dropout=0.0, batch_first=True),
+}
+
+
+def encoder_layer(dropout: float = 0.0) -> torch.nn.Module:
+    return torch.nn.TransformerEncoderLayer(32, 4, 16, dropout=dropout, batch_first=True)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", LAYERS)
+def test_torchs_layers_run_ours_within_the_block(name, training, ours):
+    """The evaluation of an encoder, too: torch's fast path is off where a mode looks."""
+    layer, x = LAYERS[name]().train(training), torch.randn(2, 6, 32)
+    given = {"attention": (x, x, x, None, False), "encoder": (x,), "decoder": (x, x)}[name]
+    with torch.set_grad_enabled(training):
+        expected = layer(*given)
+        assert not ours
+        with swapped():
+            found = layer(*given)
+    assert len(ours) == {"attention": 1, "encoder": 2, "decoder": 2}[name]
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("first", ["device", "block"])
+def test_a_layer_runs_ours_under_a_default_device(first, ours):
+    """Which is a mode of torch's as well, around the block or within it."""
+    layer, x = LAYERS["attention"](), torch.randn(2, 6, 32)
+    outer, inner = (torch.device("cpu"), swapped()) if first == "device" else (swapped(), torch.device("cpu"))
+    with outer, inner:
+        layer(x, x, x, need_weights=False)
+    assert len(ours) == 1
+
+
+def test_torchs_layers_have_no_dropout_within_the_block():
+    layer, x = encoder_layer(0.1), torch.randn(2, 6, 32)
+    with swapped():
+        layer.eval()(x)
+        with pytest.raises(wa.AttentionError, match=r"dropout_p is 0.1; there is no dropout"):
+            layer.train()(x)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_compiled_layer_runs_ours_within_the_block(inside, ours):
+    layer, x = torch.nn.MultiheadAttention(32, 4, batch_first=True), torch.randn(2, 6, 32)
+
+    def run(x):
+        with swapped() if inside else nullcontext():
+            return layer(x, x, x, need_weights=False)[0]
+
+    torch._dynamo.reset()
+    names = []
+    fn = torch.compile(run, fullgraph=True, backend=lambda graph, _: names.append(str(graph.graph)) or graph)
+    with nullcontext() if inside else swapped():
+        found = fn(x)
+    assert len(names) == 1 and "scaled_dot_product_attention" not in names[0]
+    torch.testing.assert_close(found, layer(x, x, x, need_weights=False)[0])
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_of_a_function_that_enters_the_block(reentrant, ours):
+    layer, x = LAYERS["attention"](), torch.randn(2, 6, 32, requires_grad=True)
+
+    def run(x):
+        with swapped():
+            return layer(x, x, x, need_weights=False)[0]
+
+    checkpoint(run, x, use_reentrant=reentrant).square().sum().backward()
+    assert len(ours) == 2
+    (expected,) = torch.autograd.grad(layer(x, x, x, need_weights=False)[0].square().sum(), x)
+    torch.testing.assert_close(x.grad, expected)
