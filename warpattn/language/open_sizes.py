@@ -26,6 +26,13 @@ def settled(fn: Any, owner: str) -> Any:
 
 def _settle(context: Any) -> None:
     """Settle or replace the local variable `fn` of the traced `settled`: called by the tracer."""
+    try:
+        _settle_local(context)
+    except (AttributeError, ImportError, LookupError, TypeError):
+        pass  # another torch, whose tracer has other values: it opens what it can, and has an error of its own
+
+
+def _settle_local(context: Any) -> None:
     from torch._dynamo.variables import UserFunctionVariable
 
     tracer = context._i_will_not_complain_if_bc_breaks_InstructionTranslator()
