@@ -7,6 +7,7 @@ that hold what has no value before the graph runs, such as its tensors, become o
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -26,10 +27,8 @@ def settled(fn: Any, owner: str) -> Any:
 
 def _settle(context: Any) -> None:
     """Settle or replace the local variable `fn` of the traced `settled`: called by the tracer."""
-    try:
-        _settle_local(context)
-    except (AttributeError, ImportError, LookupError, TypeError):
-        pass  # another torch, whose tracer has other values: it opens what it can, and has an error of its own
+    with contextlib.suppress(AttributeError, ImportError, LookupError, TypeError):
+        _settle_local(context)  # another torch's tracer has other values, and an error of its own for them
 
 
 def _settle_local(context: Any) -> None:
