@@ -34,7 +34,7 @@ from .mla import config as mla
 from .mla import launch as mla_launch
 from .prefill_varlen import launch as prefill_varlen
 from .prefill_varlen.config import choose as choose_prefill
-from .prefill_varlen.config import choose_over_pages, choose_over_places
+from .prefill_varlen.config import choose_over_places
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
         return Choice("paged_ragged", config, few.grid, few.lines, reasons, partitions=few.partitions)
     size = workspace_bytes(problem, options)
     long = choose_over_places(problem, target, size) if size else None
-    many = choose_over_pages(problem, target) if size else choose_prefill(problem, target, options)
+    many = choose_prefill(problem, target, replace(options, copies=False))
     named = {"decode": few, "prefill": many} | ({} if long is None else {"prefill over copies": long})
 
     def lines() -> tuple[str, ...]:

@@ -109,3 +109,23 @@ def test_a_call_of_ragged_queries_has_a_workspace(requests: int, table: int, exp
     choice = choose(validate(given, read_values=False).problem, ARCHS["sm90"])
     size = min(2 * 128 * 2 * 256 * -(-table // 128) * requests, 2**29) if expected > 1 else 0
     assert choice.config.workspace == size and (choice.config.long is not None) == bool(size)
+
+
+def test_the_prefill_over_a_workspace_has_the_tiles_of_long_sequences() -> None:
+    """64 requests of 512 queries are one of 512; what reads pages is chosen for 64 of eight."""
+    q, pages = torch.empty(512, 64, 64, dtype=torch.bfloat16), torch.empty(1, 16, 8, 64, dtype=torch.bfloat16)
+
+    def config(requests: int, options: PlanOptions) -> Any:
+        index = torch.empty(requests, 32, dtype=torch.int32)
+        kv, queries = PagedKV(pages, pages, index, index[:, 0]), Ragged(torch.empty(requests + 1, dtype=torch.int32))
+        given = Call(q, pages, pages, PagedRagged(kv, queries), wa.Causal(), backend="reference")
+        return choose(validate(given, read_values=False).problem, ARCHS["sm90"], options).config
+
+    def shape(choice: Choice) -> tuple[int, int, int]:
+        tiles = choice.config.tiles
+        return tiles.consumers, tiles.block_n, tiles.packed
+
+    workspace, plain = torch.empty(2**20, dtype=torch.uint8, device="meta"), PlanOptions(copies=False)
+    found, many, one = config(64, replace(plain, workspace=workspace)), config(64, plain).many, config(1, plain).many
+    assert found.many == many and shape(many) != shape(one) == shape(found.long)
+    assert (found.many.config.page_size, found.long.config.page_size) == (16, 128)

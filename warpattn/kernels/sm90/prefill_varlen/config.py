@@ -43,7 +43,6 @@ COPIED_KEYS = 64  # most keys of a tile that is copied row by row: half the code
 LEAST_BOX = 8  # rows after which the swizzle repeats: the least rows of a TMA box
 MANY_KEYS = 2048  # from so many keys on, tiles of all heads took 0.69 to 0.994 x the time of one head's (12 shapes)
 SLOTS = 4  # slots of a ring that `with_tile` tries first, because keys may arrive page by page
-UNCOPIED = PlanOptions(copies=False)
 LONG = 8192  # a configuration must also be no slower than the usual one for so many queries and keys
 
 
@@ -109,14 +108,9 @@ def choose_over_places(problem: Problem, target: Arch, size: int) -> Choice:
     """Chooses the configuration for those sequences of a step whose keys are copied into a workspace of `size` bytes.
     They are long, so work is counted for as many as the step may have of the shortest."""
     sequences = min(problem.batch, max(1, problem.seq_q // least_queries(problem)))
-    choice = choose(of_copies(problem), target, UNCOPIED, sequences)
+    choice = choose(of_copies(problem), target, PlanOptions(copies=False), sequences)
     tiles = replace(choice.config.tiles, operands=with_scales(choice.config.tiles.operands, problem))
     return over_workspace(choice, replace(choice.config, tiles=tiles), problem, size)
-
-
-def choose_over_pages(problem: Problem, target: Arch) -> Choice:
-    """Chooses the configuration for the other sequences of such a step: nearly all of them are shorter."""
-    return choose(problem, target, UNCOPIED, max(problem.batch, -(-problem.seq_q // least_queries(problem))))
 
 
 def choose(
