@@ -259,6 +259,14 @@ def test_layers_of_another_group_have_other_pages(vllm):
     assert other.block_table is table and other.slot_mapping is slots and other.plans is metadata.plans
 
 
+@pytest.mark.parametrize(("new", "longest"), [({"a": 1, "b": 1}, 1), ({"a": 2, "b": 3}, 5), ({"a": 9}, 9)])
+def test_a_captured_step_may_have_any_prompt_of_its_tokens(vllm, new, longest):
+    """It is replayed for other lengths, and what the plan leaves out for short prompts stays out of the graph."""
+    batch, q, *_ = vllm_double.Engine(SHAPE).step(new)
+    builder = vllm.WarpattnMetadataBuilder(None, [], None, q.device)
+    assert builder.build_for_cudagraph_capture(batch).max_query_len == longest
+
+
 def test_few_plans_serve_all_steps_and_layers(vllm):
     plans = StepPlans(decoded=4)
     layer, windowed = make(vllm).modifiers, make(vllm, sliding_window=10).modifiers

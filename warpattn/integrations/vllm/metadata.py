@@ -88,8 +88,11 @@ class WarpattnMetadataBuilder(AttentionMetadataBuilder[WarpattnMetadata]):
         )
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> WarpattnMetadata:
-        """Make metadata for a graph, which must serve steps with context, too."""
-        return replace(self.build(0, common_attn_metadata), fresh=False)
+        """Make metadata for a graph, which must serve steps with context, too, and prompts of any of its tokens."""
+        step = self.build(0, common_attn_metadata)
+        decodes = step.max_query_len <= self.plans.decoded
+        longest = step.max_query_len if decodes else step.num_actual_tokens
+        return replace(step, fresh=False, max_query_len=longest)
 
     def _images_of(self, common: Any) -> ImageRanges | None:
         """Return the ranges of a batch, None if no new token is in one."""
