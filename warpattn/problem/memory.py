@@ -87,10 +87,10 @@ def writing(x: Tensor) -> AbstractContextManager[object]:
     return torch.inference_mode() if x.is_inference() and not torch.is_inference_mode_enabled() else nullcontext()
 
 
-def overwrite(x: Tensor, source: Tensor) -> Tensor:
+def overwrite(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """Copy `source` into `x` and return `x`, see `writing`."""
     with writing(x):
-        return x.copy_(source, non_blocking=True)
+        return x.copy_(source, non_blocking)
 
 
 class _Places:

@@ -179,9 +179,9 @@ class StepPlan(ServingPlan):
         rules.require(fits, what, f"the plan was made for up to {self._sequences} of {width}")
         rules.done()
         own_q, own_lengths, table = self.seq.cu_q, self.kv.lengths, self.kv.block_table
-        overwrite(own_q[: batch + 1], cu_q)
-        overwrite(own_lengths[:batch], lengths)
-        overwrite(table[:batch, : block_table.shape[1]], block_table)
+        overwrite(own_q[: batch + 1], cu_q, non_blocking=True)
+        overwrite(own_lengths[:batch], lengths, non_blocking=True)
+        overwrite(table[:batch, : block_table.shape[1]], block_table, non_blocking=True)
         with writing(own_q):
             own_q[batch + 1 :].copy_(own_q[batch : batch + 1].expand(len(own_q) - batch - 1))
             own_lengths[batch:].zero_()
