@@ -29,9 +29,9 @@ def named_arch(words: list[str]) -> str:
 
 
 def main() -> None:
-    """Run the command line; exits with status 1 when a package of the extra `cli` is missing or nobody would get what
-    it prints."""
-    if sys.stdout is None:  # standard output is closed, and a file could get its number
+    """Run the command line; exits with status 1 when a package of the extra `cli` is missing, or
+    standard output is closed."""
+    if sys.stdout is None:  # closed: a file could get its number
         sys.exit("error: the output cannot be written: standard output is closed")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

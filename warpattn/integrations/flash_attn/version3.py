@@ -16,13 +16,13 @@ from torch import Tensor
 from warpattn.api import attention
 from warpattn.errors import AttentionError
 from warpattn.inputs import kind_of
-from warpattn.integrations.filled import fill, require_own
 from warpattn.integrations.flash_attn import descaled, packed
 from warpattn.integrations.flash_attn.cache import cached
 from warpattn.integrations.flash_attn.latent import absorbed
 from warpattn.integrations.flash_attn.modifiers import Tail, backend_for, scored, two_limits, visible
 from warpattn.integrations.flash_attn.version2 import CACHE_NAMES, NAMES
 from warpattn.integrations.signature import Given, drop_in
+from warpattn.serving.filled import fill, require_own
 
 __all__ = [
     "flash_attn_combine",

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from warpattn.errors import AttentionError
 from warpattn.inputs import is_tensor, kind_of, number
-from warpattn.integrations.filled import fill, require_own
 from warpattn.integrations.signature import Given
 from warpattn.masks import Causal, Full, Mask, SlidingWindow
 from warpattn.quantized import EIGHT_BIT, Quantized, result_dtype
 from warpattn.scores import Score, SoftCap
+from warpattn.serving.filled import fill, require_own
 
 __all__ = [
     "Layer",

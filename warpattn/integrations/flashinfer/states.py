@@ -7,8 +7,8 @@ from torch import Tensor
 
 import warpattn
 from warpattn.errors import AttentionError, Rules
-from warpattn.integrations.filled import fill, require_own
 from warpattn.integrations.flashinfer.layer import in_base_2, in_base_e
+from warpattn.serving.filled import fill, require_own
 
 __all__ = ["merge_state", "merge_state_in_place", "merge_states"]
 

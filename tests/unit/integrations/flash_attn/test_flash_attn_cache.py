@@ -116,6 +116,15 @@ def test_a_cache_batch_idx_that_leads_nowhere(index, words):
         )
 
 
+def test_what_combined_parts_are_written_to():
+    outs, lses, out = torch.randn(2, 5, H, D), torch.randn(2, 5, H), torch.empty(5, H, D)
+    with pytest.raises(wa.AttentionError, match=r"^out requires a gradient; it is overwritten"):
+        version3.flash_attn_combine(outs, lses, out=out.requires_grad_())
+    with torch.inference_mode():
+        out = torch.empty(5, H, D)
+    assert torch.equal(version3.flash_attn_combine(outs, lses, out=out)[0], version3.flash_attn_combine(outs, lses)[0])
+
+
 def test_cache_batch_idx_and_leftpad():
     q, (k, v), k_new, v_new = fresh(2, H), caches(5), fresh(2), fresh(2)
     index, pad = torch.tensor([4, 0, 2], dtype=torch.int32), torch.tensor([2, 0, 7], dtype=torch.int32)
