@@ -14,6 +14,7 @@ from warpattn.runtime import compilers
 NEEDED = ("typer", "rich")
 WARMING = "warpattn.serving.warming"
 HOPPER = "sm90"
+INTERRUPTED = 130  # 128 + SIGINT, as of a shell
 UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 
@@ -28,7 +29,10 @@ def named_arch(words: list[str]) -> str:
 
 
 def main() -> None:
-    """Run the command line; exits with status 1 when a package of the extra `cli` is missing."""
+    """Run the command line; exits with status 1 when a package of the extra `cli` is missing, or
+    standard output is closed."""
+    if sys.stdout is None:  # closed: a file could get its number
+        sys.exit("error: the output cannot be written: standard output is closed")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # for encodings without × and …
@@ -60,4 +64,7 @@ def written(command: Callable[[], object]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # before the command has begun, which ends alike
+        sys.exit(INTERRUPTED)

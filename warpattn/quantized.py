@@ -217,7 +217,9 @@ def check_scale(
     """Check dtype and shape of a scale for values of `shape` (…, heads, dim); `of_rows`: may be per block of rows."""
     fault = tensor_fault(scale) if not is_tensor(scale) else None
     if fault is not None or not isinstance(scale, Tensor):
-        rules.add(f"{name} {fault.what if fault else 'is ' + kind_of(scale)}", f"{name} must be a torch.Tensor or None")
+        none = " or None" * (not isinstance(scale, Tensor))
+        rule = f"{name} {fault.rule if fault else 'must be a torch.Tensor'}{none}"
+        rules.add(f"{name} {fault.what if fault else 'is ' + kind_of(scale)}", rule)
         return False
     ok = rules.require(scale.dtype == torch.float32, f"{name} has dtype {scale.dtype}", f"{name} must be torch.float32")
     blocks = [(*shape[:-1], shape[-1] // size) for size in BLOCKS if shape[-1] % size == 0]

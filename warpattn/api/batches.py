@@ -40,8 +40,6 @@ def attention_varlen(
     Returns out (total_q, Hq, Dv) in the dtype of q; with return_lse also lse (Hq, total_q), fp32 (fp64 for fp64).
     Raises AttentionError listing every broken rule.
     """
-    if not isinstance(seq, Ragged):
-        raise AttentionError(f"seq is a {type(seq).__name__}; seq must be a warpattn Ragged(cu_q, cu_k)")
     q, k, v, seq = with_parts(q, k, v, seq)
     return attend_call(Call(q, k, v, seq, mask, score, sinks, scale, return_lse, out), backend)
 

@@ -28,6 +28,7 @@ from warpattn.errors import AttentionError
 from warpattn.problem import validate
 from warpattn.problem.backends import LIMITS, chip_of
 from warpattn.runtime import cache_folder
+from warpattn.runtime.cache_folder import is_folder
 from warpattn.runtime.compiler import folder_refusal, triton_folder
 from warpattn.runtime.plan import plan
 
@@ -159,7 +160,7 @@ def trial_refusal(folder: Path | None) -> str:
     """Say why a folder cannot be written though permissions allow it, as in /proc; tries to make one there."""
     if folder is None:
         return ""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    there = next(path for path in (folder, *folder.absolute().parents) if is_folder(path))
     try:
         with tempfile.TemporaryDirectory(dir=there):
             return ""

@@ -183,6 +183,11 @@ class InOrder(Mask):
         return self.mask.additive()
 
 
+def in_order(mask: Mask | None, batch_invariant: bool) -> Mask | None:
+    """Return the mask of a plan; if batch-invariant, kernels visit key tiles in one order for all tiles of rows."""
+    return InOrder(mask) if batch_invariant and isinstance(mask, Mask) else mask
+
+
 def _check_parts(operator: str, parts: tuple[Any, ...], may_add: bool) -> None:
     for part in parts:
         if not isinstance(part, Mask):

@@ -1,17 +1,21 @@
-"""Where tensors lie in memory, and whether two of them, or two elements of one, share a place.
+"""Where tensors lie in memory, whether two of them, or two elements of one, share a place, and writing there.
 
     extent(x)           bytes from the first element to the end of the last
     apart(...)          whether such ranges are disjoint; the cheap check of repeated calls
     begins_with(k, v)   whether v is a view of k's first columns, as in latent attention
     overlap(a, b)       exact, as NumPy solves it; tensors woven into one buffer do not overlap
     overlaps_itself(x)  whether two elements may be one place: strides that do not nest count, too
+    writing(x)          a context in which torch's operations may write into x, as kernels may
+    overwrite(x, ...)   copies into x in it
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor
 
 EFFORT: Any = 100_000  # steps that NumPy may take; beyond them two tensors count as overlapping
@@ -75,6 +79,18 @@ def overlaps_itself(x: Tensor) -> bool:
             return True
         reach += stride * (size - 1)
     return False
+
+
+def writing(x: Tensor) -> AbstractContextManager[object]:
+    """A context in which torch's operations may write into `x`, as kernels may: torch itself refuses to write into
+    tensors that were made in inference mode, outside of it."""
+    return torch.inference_mode() if x.is_inference() and not torch.is_inference_mode_enabled() else nullcontext()
+
+
+def overwrite(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """Copy `source` into `x` and return `x`, see `writing`."""
+    with writing(x):
+        return x.copy_(source, non_blocking)
 
 
 class _Places:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from warpattn.language.nodes import Node, Program
+from warpattn.problem.memory import overwrite
 from warpattn.problem.problem import CheckedCall, Problem
 
 PACKED = torch.contiguous_format
@@ -148,9 +149,9 @@ def without_keys(x: Operands) -> None:
     """Write the results of rows without any key: zeros, or NaN for a head whose sink is NaN or +inf; LSE: the sinks."""
     sinks = x.out.new_full(x.out.shape[-2:-1], -torch.inf, dtype=torch.float32) if x.sinks is None else x.sinks
     zeros = (sinks * 0).masked_fill(sinks == -torch.inf, 0.0)[:, None]
-    x.out.copy_(zeros.expand_as(x.out))
+    overwrite(x.out, zeros.expand_as(x.out))
     if x.lse is not None:
-        x.lse.copy_((sinks[:, None] + zeros).expand_as(x.lse))
+        overwrite(x.lse, (sinks[:, None] + zeros).expand_as(x.lse))
 
 
 def whole_runs(size: int) -> int:
@@ -161,7 +162,7 @@ def whole_runs(size: int) -> int:
 def hand_over(fitting: Operands, x: Operands) -> None:
     """Copy an output that was computed in a temporary into the caller's tensor."""
     if fitting.out is not x.out:
-        x.out.copy_(fitting.out[..., : x.out.shape[-1]])
+        overwrite(x.out, fitting.out[..., : x.out.shape[-1]])
 
 
 def packed(x: Tensor) -> Tensor:

@@ -65,8 +65,9 @@ def refusal(place: Path | None, writing: bool = True) -> str:
         return "there is no home folder: set WARPATTN_CACHE_DIR"
     try:
         status = place.stat()
-    except OSError:
-        return "" if _can_be_made(place) else f"{place} cannot be made: set WARPATTN_CACHE_DIR"
+    except OSError as error:
+        made = isinstance(error, FileNotFoundError) and _can_be_made(place)
+        return "" if made else f"{place} cannot be made: set WARPATTN_CACHE_DIR"
     if not stat.S_ISDIR(status.st_mode):
         return f"{place} is no folder"
     if status.st_uid != os.geteuid():
@@ -78,9 +79,17 @@ def refusal(place: Path | None, writing: bool = True) -> str:
     return ""
 
 
+def is_folder(place: Path) -> bool:
+    """Whether there is a folder; False, too, where the system does not say, as of a name that is too long."""
+    try:
+        return place.is_dir()
+    except OSError:
+        return False
+
+
 def _can_be_made(place: Path) -> bool:
     there = next(path for path in place.absolute().parents if os.path.lexists(path))
-    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    return is_folder(there) and os.access(there, os.W_OK | os.X_OK)
 
 
 def read(path: Path) -> bytes:
@@ -171,7 +180,7 @@ def sweep(place: Path | None, most: int | None = None, version: str = "") -> int
 def clear(place: Path | None) -> int:
     """Remove every kernel, and the files of writers that are gone; return the number of kernels."""
     removed = sweep(place, 0)
-    for path in place.glob("??") if place is not None and place.is_dir() else ():
+    for path in place.glob("??") if place is not None and is_folder(place) else ():
         with contextlib.suppress(OSError):  # not empty: another process writes there
             path.rmdir()
     return removed
@@ -206,7 +215,7 @@ def _kernels(place: Path | None) -> Iterator[tuple[Path, os.stat_result]]:
 
 def _files(place: Path | None, kind: str) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield files of a kind with their status, without those that another process removes meanwhile."""
-    for below in sorted(place.glob("??")) if place is not None and place.is_dir() else ():
+    for below in sorted(place.glob("??")) if place is not None and is_folder(place) else ():
         if below.is_symlink():  # its target is not part of this folder
             continue
         for path in sorted(below.glob(f"*.{kind}")):

@@ -20,7 +20,7 @@ from warpattn.errors import AttentionError
 from warpattn.problem.arch import ARCHS, TARGETS, triton_target
 from warpattn.problem.launch import Launch
 from warpattn.runtime import hip
-from warpattn.runtime.cache_folder import private_temporary
+from warpattn.runtime.cache_folder import is_folder, private_temporary
 from warpattn.runtime.kernel_cache import Artifact, require_triton, say_once, version
 from warpattn.runtime.kernel_parameters import SCRATCH, parameters
 from warpattn.runtime.shared_code import share_loops
@@ -135,7 +135,7 @@ def folder_refusal(place: Path | None) -> str:
     if place is None:
         return "there is no home folder"
     there = next(path for path in (place, *place.absolute().parents) if os.path.lexists(path))
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    if not is_folder(there) or not os.access(there, os.W_OK | os.X_OK):
         return f"{place} cannot be written"
     if there == place and there.stat().st_mode & stat.S_IWOTH:
         return f"every user may write in {place}"

@@ -29,7 +29,7 @@ from torch.autograd import forward_ad as forward
 
 from warpattn.masks import MaskProgram
 from warpattn.problem import Call, CheckedCall, is_latent, validate
-from warpattn.problem.memory import apart, extent
+from warpattn.problem.memory import apart, extent, overwrite
 from warpattn.problem.operands import (
     ALIGNMENT,
     Operands,
@@ -88,7 +88,7 @@ def _refer(call: Call, checked: CheckedCall) -> tuple[Tensor, Tensor | None]:
         scale=checked.scale,
         dtype=torch.float64 if call.q.dtype == torch.float64 else torch.float32,
     )
-    return (out.to(checked.problem.dtype) if call.out is None else call.out.copy_(out)), lse
+    return (out.to(checked.problem.dtype) if call.out is None else overwrite(call.out, out)), lse
 
 
 def _run_kernels(call: Call, checked: CheckedCall) -> tuple[Tensor, Tensor | None]:

@@ -187,7 +187,7 @@ class PagedRagged(Sequence):
         total, heads_q, _ = q.shape
         _, page_size, heads_kv, dim_v = self.kv.v_pages.shape
         capacity, batch = self.kv.block_table.shape[1] * page_size, len(self.kv.lengths)
-        max_q = total if self.queries.max_q is None else min(total, self.queries.max_q)
+        max_q = min(total, self.queries.max_q) if isinstance(self.queries.max_q, int) else total
         return Sizes(batch, total, capacity, heads_q, heads_kv, self.query_columns(q), dim_v, page_size, max_q)
 
     def walk(self, q: Tensor, k: Tensor, v: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

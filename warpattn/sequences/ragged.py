@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpattn.errors import Rules
+from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import number
 from warpattn.quantized import Quantized, split
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery, check_once, parted
@@ -108,7 +108,9 @@ def most(lengths: Tensor) -> int:
 def with_parts(
     q: Tensor | Quantized | LatentQuery, k: Tensor | Quantized, v: Tensor | Quantized, seq: Ragged
 ) -> tuple[Tensor, Tensor, Tensor, Ragged]:
-    """Return plain tensors, and `seq` with their scales and rotary part."""
+    """Return plain tensors, and `seq` with their scales and rotary part; raises AttentionError if it is no Ragged."""
+    if not isinstance(seq, Ragged):
+        raise AttentionError(f"seq is a {type(seq).__name__}; seq must be a warpattn Ragged(cu_q, cu_k)")
     if not (isinstance(q, WITH_PARTS) or isinstance(k, Quantized) or isinstance(v, Quantized)):
         return q, k, v, seq
     (rows, brought), (keys, k_scale), (values, v_scale) = parted(q), split(k), split(v)

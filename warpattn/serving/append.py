@@ -15,7 +15,7 @@ from warpattn.runtime.repeated_calls import RepeatedCalls
 from warpattn.sequences import PagedKV
 from warpattn.serving.new_tokens import check_angles, check_heads, check_memory, check_places, rotated
 from warpattn.serving.operators import operator_of
-from warpattn.serving.scaled_rows import check_scale_of, write_rows
+from warpattn.serving.scaled_rows import check_scales, write_rows
 
 _TENSORS = ("k_pages", "v_pages", "k_new", "v_new", "block_table", "lengths", "cos", "sin", "k_scale", "v_scale")
 _calls = RepeatedCalls("append_paged", 4, _TENSORS)
@@ -68,8 +68,8 @@ def append_paged(
     rules.flag("interleaved", interleaved)
     if _check_shapes(rules, kv, k_new, v_new) and check_angles(rules, k_new, "k_new", cos, sin):
         _check_places(rules, kv, new)
-        check_scale_of(rules, "k_scale", k_scale, "k_pages", k_pages)
-        check_scale_of(rules, "v_scale", v_scale, "v_pages", v_pages)
+        copied = {"k_new": k_new, "v_new": v_new, "k_pages": k_pages, "v_pages": v_pages}
+        check_scales(rules, {"k_scale": k_scale, "v_scale": v_scale}, copied)
     rules.done()
     if k_new.numel() == 0:
         return

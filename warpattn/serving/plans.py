@@ -22,11 +22,11 @@ from torch.autograd import forward_ad
 from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import tensor_fault
 from warpattn.masks import Mask
-from warpattn.masks.base import InOrder
+from warpattn.masks.base import in_order
 from warpattn.problem import Call, CheckedCall, is_latent, validate
 from warpattn.problem.gradients import differentiated, named_inputs, refuse_gradients, refuse_transforms
 from warpattn.problem.launch import DEFAULT_OPTIONS, PlanOptions
-from warpattn.problem.memory import apart, extent, overlap
+from warpattn.problem.memory import apart, extent, overlap, overwrite
 from warpattn.problem.operands import (
     ALIGNMENT,
     RUN,
@@ -126,7 +126,8 @@ class ServingPlan:
         self._tail["dtype"] = exact = torch.float64 if q.dtype == torch.float64 else torch.float32
         self.lse = q.new_empty(checked.lse_shape, dtype=exact) if call.return_lse else None
         self._values = captured_values(captured(checked))  # the plan keeps the tensors, so addresses stay valid
-        self._lse_at, self._sinks_at = [0 if x is None else x.data_ptr() for x in (self.lse, call.sinks)]
+        held = (self.lse, call.sinks, options.workspace)
+        self._lse_at, self._sinks_at, self._workspace_at = [0 if x is None else x.data_ptr() for x in held]
         self._like_sinks = None if call.sinks is None else _like(call.sinks)
         self._latent = is_latent(checked.problem)  # then v is a view of k
         operands, indices = call.sequence.operands(q, call.k, call.v), call.sequence.indices()
@@ -135,7 +136,8 @@ class ServingPlan:
         self._names = (*operands, *indices)
         every = (*operands.values(), *indices.values())
         self._floats = tuple([at for at, x in enumerate(every) if x.is_floating_point()])
-        read = (*operands.values(), call.sinks, call.sequence.q_rope)
+        self._workspace = options.workspace
+        read = (*operands.values(), call.sinks, call.sequence.q_rope, self._workspace)
         self._written, self._read = extent(self.out), tuple([0 if x is None else extent(x) for x in read])
         self._like = (
             *(_like(x, rows_vary and (x is q or not over_pages)) for x in operands.values()),
@@ -184,14 +186,18 @@ class ServingPlan:
         sinks_at = self._sinks_at if sinks is None else self._address_of(sinks)
         q_at, k_at, v_at, out_at = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
         rope_at = 0 if rope is None else rope.data_ptr()
-        if given and not apart((out_at, self._written), (q_at, k_at, v_at, sinks_at, rope_at), self._read):
-            self._check_apart(out, (q, k, v, self._tail["sinks"] if sinks is None else sinks, rope))
+        own = range(out_at, out_at + self._written)  # a plan's own output may be what its last call has returned
+        if given or q_at in own or k_at in own or v_at in own:
+            read_at = (q_at, k_at, v_at, sinks_at, rope_at, self._workspace_at)
+            if not apart((out_at, self._written), read_at, self._read):
+                self._check_apart(out, given, (q, k, v, self._tail["sinks"] if sinks is None else sinks, rope))
         if self._bound is None or not (out_at and k_at):  # empty tensors have no address
             tail: dict[str, Any] = self._tail if sinks is None else self._tail | {"sinks": sinks}
             result, found = self._refer((q, k, v), sequence, tail)
-            out[: len(result)].copy_(result)
+            _refuse_other("out", out, self._like_out)  # tensors on "meta" have the number of the CPU
+            overwrite(out[: len(result)], result)
             if lse is not None:
-                lse.copy_(found)
+                overwrite(lse, found)
             return out if lse is None else (out, lse)
         if (q_at | k_at | v_at | out_at | rope_at) % ALIGNMENT:
             raise AttentionError("a tensor starts in between; a plan's tensors must start at multiples of 16 bytes")
@@ -237,11 +243,12 @@ class ServingPlan:
         _check(("out",), (out,), (self._like_out,))
         return out, self.lse
 
-    def _check_apart(self, out: Tensor, read: tuple[Tensor | None, ...]) -> None:
-        """Raise AttentionError if the caller's output shares memory with a tensor that is read."""
-        for name, x in zip((*self._names[:3], "sinks", "q.rope"), read, strict=True):
+    def _check_apart(self, out: Tensor, given: bool, read: tuple[Tensor | None, ...]) -> None:
+        """Raise AttentionError if the output, perhaps the caller's, shares memory with a tensor that is read."""
+        what = "out" if given else "the plan's own output"
+        for name, x in zip((*self._names[:3], "sinks", "q.rope", "workspace"), (*read, self._workspace), strict=True):
             if x is not None and overlap(out, x):
-                raise AttentionError(f"out shares memory with {name}; others may still read what is written")
+                raise AttentionError(f"{what} shares memory with {name}; others may still read what is written")
 
 
 class DecodePlan(ServingPlan):
@@ -348,7 +355,7 @@ class PrefillPlan(ServingPlan):
         rules.flag("batch_invariant", batch_invariant)
         rules.done()
         mask = in_order(mask, batch_invariant)
-        rows, keys, values, seq = with_parts(q, k, v, _ragged(seq))
+        rows, keys, values, seq = with_parts(q, k, v, seq)
         call = Call(rows, keys, values, seq, mask, score, sinks, scale, return_lse)
         super().__init__(call, PlanOptions(batch_invariant))
         self._rows, self._keys = rows.shape[0], keys.shape[0]
@@ -359,15 +366,15 @@ class PrefillPlan(ServingPlan):
         out: Tensor | None = None,
     ) -> Result:  # fmt: skip
         """Return out (total_q, Hq, Dv), a view of the plan's own or the given one; with return_lse also lse."""
-        rows, keys, values, seq = with_parts(q, k, v, _ragged(seq))
+        rows, keys, values, seq = with_parts(q, k, v, seq)
         indices = seq.indices()
         if tuple(indices) != self._names[3:]:
             what = f"the call has {' and '.join(indices)}"
             raise AttentionError(f"{what}; the plan was made for {' and '.join(self._names[3:])}")
         for name, most in self._bounds.items():
             bound = getattr(seq, name)
-            if most is not None and bound is not None and bound > most:
-                raise AttentionError(f"seq.{name} is {bound}; the plan was made for sequences of up to {most}")
+            if most is not None and bound is not None and not (isinstance(bound, int) and bound <= most):
+                raise AttentionError(f"seq.{name} is {bound!r}; the plan was made for sequences of up to {most}")
         return self._run((rows, keys, values, *indices.values()), seq, out)
 
     def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -385,15 +392,3 @@ class PrefillPlan(ServingPlan):
         if result.shape[0] != rows:
             raise AttentionError(f"out has {result.shape[0]} rows; out must have as many as q, {rows}")
         return result, lse
-
-
-def in_order(mask: Mask | None, batch_invariant: bool) -> Mask | None:
-    """Return the mask of a plan; if batch-invariant, kernels visit key tiles in one order for all tiles of rows."""
-    return InOrder(mask) if batch_invariant and isinstance(mask, Mask) else mask
-
-
-def _ragged(seq: object) -> Ragged:
-    """Return `seq` if it is a Ragged; raises AttentionError if not."""
-    if not isinstance(seq, Ragged):
-        raise AttentionError(f"seq is a {type(seq).__name__}; seq must be a warpattn Ragged(cu_q, cu_k)")
-    return seq

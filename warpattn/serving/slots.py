@@ -14,7 +14,7 @@ from warpattn.problem.operands import MAX_INDEX
 from warpattn.runtime.repeated_calls import RepeatedCalls
 from warpattn.serving.new_tokens import check_angles, check_heads, check_memory, check_places, rotated
 from warpattn.serving.operators import operator_of
-from warpattn.serving.scaled_rows import check_scale_of, write_rows
+from warpattn.serving.scaled_rows import check_scales, write_rows
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -73,8 +73,7 @@ def append_slots(
         others = {"slot_mapping": slot_mapping} | ({} if positions is None or not ranked else {"positions": positions})
         check_places(rules, new | pages, others | dict(zip(("cos", "sin"), angles or (), strict=False)), "append_slots")
         check_memory(rules, new, pages)
-        check_scale_of(rules, "k_scale", k_scale, "k_pages", k_pages)
-        check_scale_of(rules, "v_scale", v_scale, "v_pages", v_pages)
+        check_scales(rules, {"k_scale": k_scale, "v_scale": v_scale}, new | pages)
     rules.done()
     count = len(slot_mapping)
     if count == 0 or k[:count].numel() == 0:

@@ -17,17 +17,19 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules
-from warpattn.inputs import kind_of
+from warpattn.inputs import is_tensor, kind_of
 from warpattn.masks import Mask
+from warpattn.masks.base import in_order
 from warpattn.problem import Call
 from warpattn.problem.launch import PlanOptions
+from warpattn.problem.memory import overlap, overwrite, writing
 from warpattn.problem.operands import ALIGNMENT
 from warpattn.quantized import Quantized, result_dtype
 from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.scores import Score
 from warpattn.sequences import PagedKV, PagedRagged, Ragged, Sequence
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery
-from warpattn.serving.plans import Result, ServingPlan, in_order, with_query_parts
+from warpattn.serving.plans import Result, ServingPlan, with_query_parts
 
 # Parameters that hold the number of sequences, in the kernels of Hopper, Blackwell and CDNA and in combining kernels.
 BATCHES = ("shape.batch", "sequence_args.batch", "indices.batch", "again.indices.batch", "only.batch")
@@ -75,7 +77,7 @@ class StepPlan(ServingPlan):
         rules.require(fine, what, "a StepPlan takes a PagedKV and a Ragged(cu_q)")
         rules.done()
         if workspace is not None:
-            _check_workspace(workspace, kv)
+            _check_workspace(workspace, q, kv)
         mask = in_order(mask, batch_invariant)
         self._like_own = kv, seq
         q, k, v, kv = with_query_parts(q, kv)
@@ -177,11 +179,12 @@ class StepPlan(ServingPlan):
         rules.require(fits, what, f"the plan was made for up to {self._sequences} of {width}")
         rules.done()
         own_q, own_lengths, table = self.seq.cu_q, self.kv.lengths, self.kv.block_table
-        own_q[: batch + 1].copy_(cu_q, non_blocking=True)
-        own_q[batch + 1 :].copy_(own_q[batch : batch + 1].expand(len(own_q) - batch - 1))
-        own_lengths[:batch].copy_(lengths, non_blocking=True)
-        own_lengths[batch:].zero_()
-        table[:batch, : block_table.shape[1]].copy_(block_table, non_blocking=True)
+        overwrite(own_q[: batch + 1], cu_q, non_blocking=True)
+        overwrite(own_lengths[:batch], lengths, non_blocking=True)
+        overwrite(table[:batch, : block_table.shape[1]], block_table, non_blocking=True)
+        with writing(own_q):
+            own_q[batch + 1 :].copy_(own_q[batch : batch + 1].expand(len(own_q) - batch - 1))
+            own_lengths[batch:].zero_()
 
     def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the caller's output, or a new one."""
@@ -193,7 +196,7 @@ class StepPlan(ServingPlan):
         return result, lse
 
 
-def _check_workspace(workspace: object, kv: PagedKV) -> None:
+def _check_workspace(workspace: object, q: object, kv: PagedKV) -> None:
     """Raise AttentionError unless kernels can copy keys and values into `workspace`."""
     rules = Rules()
     if rules.tensor("workspace", workspace, "bytes"):
@@ -206,4 +209,7 @@ def _check_workspace(workspace: object, kv: PagedKV) -> None:
         rules.require(workspace.device == device, where, "they must be on one device")
         rule = f"it must start at a multiple of {ALIGNMENT} bytes"
         rules.require(start % ALIGNMENT == 0, f"workspace starts at {start}", rule)
+        for name, x in {"q": getattr(q, "values", q), "kv.k_pages": kv.k_pages, "kv.v_pages": kv.v_pages}.items():
+            shared = is_tensor(x) and overlap(workspace, x)
+            rules.require(not shared, f"workspace shares memory with {name}", "steps overwrite it: it must be apart")
     rules.done()

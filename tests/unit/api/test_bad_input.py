@@ -271,6 +271,7 @@ MIXED: list[tuple[str, Change, tuple[str, ...]]] = [
     ("offsets of keys", offsets((0, 1, 3), (0, 4, 7)), ("seq.cu_k is given", "must be None")),
     ("bound of keys", offsets((0, 1, 3), None, max_k=9), ("seq.max_k is given", "must be None")),
     ("bound negative", offsets((0, 1, 3), None, max_q=-1), ("seq.max_q is -1", "at least 0")),
+    ("bound no int", offsets((0, 1, 3), None, max_q="2"), ("seq.max_q is '2'", "an int of at least 0")),
     ("bound too low", offsets((0, 1, 3), None, max_q=1), ("seq.max_q is 1", "sequence 1 has 2 rows")),
     ("offsets a list", offsets([0, 1, 3], None), ("seq.cu_q is a list", "torch.Tensor")),
     ("offsets int64", offsets(torch.tensor([0, 1, 3]), None), ("seq.cu_q has dtype torch.int64", "torch.int32")),

@@ -124,6 +124,26 @@ def test_results_do_not_depend_on_it(call: Callable[[torch.dtype], list[Tensor]]
             assert x.dtype == y.dtype and torch.equal(x, y)
 
 
+def test_what_inference_mode_made_is_written_outside_of_it():
+    """As kernels do, which torch does not ask."""
+    with torch.inference_mode():
+        q, k, v = normal(1, 2, 2, 16), normal(1, 2, 2, 16), normal(1, 2, 2, 16)
+        cache = wa.PagedKV(normal(2, 4, 2, 16), normal(2, 4, 2, 16), ints(0, 1)[None], ints(2))
+        seq, outs = wa.Ragged(ints(0, 2)), [torch.empty_like(q), torch.empty_like(q)]
+        step, decode = wa.StepPlan(q[0], cache, seq), wa.DecodePlan(q, (k, v), return_lse=True)
+        step.update(seq.cu_q, cache.lengths, cache.block_table)
+    kv = (cache.k_pages, cache.v_pages)
+    wa.append_paged(*kv, cache.block_table, cache.lengths, k, v)
+    assert torch.equal(cache.k_pages[0, :2], k[0])
+    wa.append_slots(k[0], v[0], *kv, torch.tensor([4, 5]))
+    assert torch.equal(cache.v_pages[1, :2], v[0])
+    step.update(seq.cu_q, cache.lengths, cache.block_table)
+    truth, lse = wa.attention(q, k, v, return_lse=True)
+    given = [wa.attention(q, k, v, out=outs[0]), wa.merge_states(truth, lse, out=outs[1])[0]]
+    for found in (*given, step(q[0], step.kv, step.seq)[None], *decode(q, (k, v))[:1]):
+        torch.testing.assert_close(found, truth)
+
+
 def test_masks_are_drawn_and_made_for_models_beside_another_default_device():
     expected = str(wa.Causal().picture(4, 6))
     with torch.device("meta"):

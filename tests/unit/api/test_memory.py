@@ -92,6 +92,22 @@ def test_plans_refuse_an_output_that_is_an_operand():
     assert torch.equal(plan(q, (k, v), normal()), wa.attention(q, k, v))
 
 
+def test_plans_refuse_their_own_output_as_an_operand():
+    q, k, v = normal(), normal(), normal()
+    plan = wa.DecodePlan(q, (k, v))
+    result = plan(q, (k, v))
+    for name, operands in (("q", (result, k, v)), ("k", (q, result, v)), ("v", (q, k, result))):
+        with pytest.raises(wa.AttentionError, match=f"the plan's own output shares memory with {name}"):
+            plan(operands[0], operands[1:])
+    assert torch.equal(plan(result.clone(), (k, v)), wa.attention(wa.attention(q, k, v), k, v))
+
+
+def test_an_output_on_meta_is_none_of_the_cpu():
+    q, k, v = normal(), normal(), normal()
+    with pytest.raises(wa.AttentionError, match=r"^out is on the device meta; out must have values$"):
+        wa.DecodePlan(q, (k, v))(q, (k, v), q.to("meta"))
+
+
 def cache() -> dict[str, torch.Tensor]:
     return {
         "k_pages": normal(3, 4, H, D), "v_pages": normal(3, 4, H, D), "block_table": ints(0, 1)[:, None],
@@ -119,6 +135,22 @@ def test_pages_that_share_memory():
             append_paged(**(call | changes))
     append_paged(**(call | {"k_pages": memory[..., :D], "v_pages": memory[..., D:]}))
     assert torch.equal(memory[0, 1, :, :D], call["k_new"][0, 0])
+
+
+def test_scales_that_are_written_share_no_memory():
+    new, scales = cache(), torch.ones(2, 3, 4, H)
+    pages = {name: new[name].to(torch.float8_e4m3fn) for name in ("k_pages", "v_pages")}
+    own, one = {"k_scale": scales[0], "v_scale": scales[1]}, {"k_scale": scales[0], "v_scale": scales[0]}
+    for changes, words in (
+        (one, "k_scale is written and must not share memory with v_scale"),
+        ({"k_scale": torch.ones(3, 4, 1).expand(-1, -1, H)}, "each of its elements must have its own place"),
+        ({"k_scale": torch.ones(3, 4, H, requires_grad=True)}, "k_scale requires a gradient; new tokens' scales"),
+        ({"v_scale": pages["k_pages"].view(torch.float32)[..., 0]}, "must not share memory with k_pages"),
+    ):
+        with pytest.raises(wa.AttentionError, match=words):
+            append_paged(**(new | pages | own | changes))
+    append_paged(**(new | pages | own))
+    assert scales[:, 0, 1].ne(1).all()
 
 
 def test_latent_values_are_columns_of_the_keys():

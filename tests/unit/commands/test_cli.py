@@ -267,6 +267,25 @@ def test_a_closed_pipe_ends_the_command_without_a_word():
     assert (done.returncode, done.stderr) == (1, "")
 
 
+def test_a_closed_output_is_one_sentence():
+    done = ran("plan", preexec_fn=lambda: os.close(1))
+    assert (done.returncode, done.stderr) == (1, "error: the output cannot be written: standard output is closed\n")
+
+
+def test_an_interrupt_before_the_command_begins_ends_it_without_a_word():
+    program = """if True:
+        import runpy, sys
+        class Interrupted:
+            def find_spec(name, *_):
+                if name == "warpattn.cli.app":
+                    raise KeyboardInterrupt
+        sys.meta_path.insert(0, Interrupted)  # as if Ctrl-C came during the imports
+        runpy.run_module("warpattn.__main__", run_name="__main__")
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_without_the_extra_one_line_says_so():
     program = "import sys; sys.modules['typer'] = None; from warpattn.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

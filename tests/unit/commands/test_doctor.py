@@ -102,6 +102,7 @@ def test_the_folder_of_kernels(tmp_path):
     assert doctor.cache_finding(tmp_path / "not" / "there").state == doctor.OK
     (tmp_path / "file").write_text("in the way")
     assert doctor.cache_finding(tmp_path / "file" / "kernels").state == doctor.PROBLEM
+    assert doctor.cache_finding(tmp_path / ("n" * 300)).state == doctor.PROBLEM
     assert doctor.cache_finding(None).state == doctor.PROBLEM
 
 

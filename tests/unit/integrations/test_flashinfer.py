@@ -358,3 +358,32 @@ def test_lists_at_their_limits():
             fixed.check("cache", torch.empty(pages, rows, HEADS_KV, DIM))
     with pytest.raises(AttentionError, match="1 requests with up to 3 pages; the wrapper was made for"):
         fixed.plan(lists._replace(indptr=torch.tensor([0, 3])), torch.device("cpu"))
+
+
+def test_tensors_that_hold_no_lse():
+    q, k, v = torch.randn(2, HEADS, DIM), *torch.randn(2, 3, HEADS_KV, DIM)
+    call = {"return_lse": True, "out": torch.empty_like(q)}
+    for lse, words in (
+        (call["out"][..., 0], "lse shares memory with out"),
+        (q[..., 0], "lse shares memory with q"),
+        (torch.empty(2, 1).expand(2, HEADS), "each of its elements must have its own place"),
+        (torch.empty(2, HEADS, requires_grad=True), "lse requires a gradient"),
+    ):
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(WORKSPACE)
+        wrapper.plan(offsets([2]), offsets([3]), HEADS, HEADS_KV, DIM)
+        with pytest.raises(AttentionError, match=words):
+            wrapper.run(q, k, v, lse=lse, **call)
+    with pytest.raises(AttentionError, match=r"^v has shape .* must have its own place in memory$"):
+        flashinfer.merge_state_in_place(q[:1].expand(2, HEADS, DIM), torch.zeros(2, HEADS), q, torch.zeros(2, HEADS))
+
+
+def test_a_wrapper_of_inference_mode_plans_outside_of_it():
+    batch = Batch(queries=(1,) * 4)
+    indptr, indices, last = batch.pages
+    with torch.inference_mode():
+        buffers = [torch.zeros_like(x) for x in (indptr, indices, last)]
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, "NHD", True, False, *buffers)
+        wrapper.plan(*batch.pages, HEADS, HEADS_KV, DIM, PAGE)
+        lse = torch.empty(4, HEADS)
+    wrapper.plan(*batch.pages, HEADS, HEADS_KV, DIM, PAGE)
+    batch.check(*wrapper.run(torch.cat(batch.q), batch.cache, lse=lse, return_lse=True))

@@ -29,7 +29,7 @@ def info() -> None:
         raise AttentionError("there is no home folder; set WARPATTN_CACHE_DIR to keep compiled kernels")
     held, most = cache_folder.look(place), cache_folder.limit()
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"folder   {place}{'' if place.is_dir() else ' (not made yet)'}")
+    console.print(f"folder   {place}{'' if cache_folder.is_folder(place) else ' (not made yet)'}")
     if refusal := cache_folder.refusal(place):
         console.print(f"not used: {refusal}")
     console.print(f"kernels  {held.kernels}, {held.size / UNIT:.1f} MiB")

@@ -79,7 +79,7 @@ def _check(given: Given) -> None:
             shape = () if x is None else tuple(x.shape)
             require(fits, f"{name} has shape {shape}; {how} {cu} it must have rank {rank}")
     many = _batch(given) if not reasons else 0
-    for name in ("cu_seqlens_k_new", "rotary_seqlens", "cache_leftpad"):
+    for name in ("cu_seqlens_k_new", "rotary_seqlens", "cache_leftpad", "cache_batch_idx"):
         x, size = getattr(given, name), many + (name == "cu_seqlens_k_new")
         require(bool(reasons) or x is None or len(x) == size, f"{name} must have {size} elements for {many} sequences")
     for name, x in (("k", given.k), ("v", given.v)):
@@ -121,9 +121,12 @@ def _table(given: Given) -> Tensor:
     if given.page_table is not None:
         if rows is None:
             return given.page_table
-        packed.within("cache_batch_idx", rows, len(given.page_table), "rows of page_table")
+        packed.within("cache_batch_idx", rows, len(given.page_table), "rows of the page table")
         return given.page_table[rows.long()]
-    rows = torch.arange(_batch(given), device=_queries(given).device) if rows is None else rows
+    if rows is None:
+        rows = torch.arange(_batch(given), device=_queries(given).device)
+    else:
+        packed.within("cache_batch_idx", rows, len(given.v_cache), "rows of the cache")
     return rows.to(torch.int32)[:, None]
 
 

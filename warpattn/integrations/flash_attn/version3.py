@@ -22,6 +22,7 @@ from warpattn.integrations.flash_attn.latent import absorbed
 from warpattn.integrations.flash_attn.modifiers import Tail, backend_for, scored, two_limits, visible
 from warpattn.integrations.flash_attn.version2 import CACHE_NAMES, NAMES
 from warpattn.integrations.signature import Given, drop_in
+from warpattn.serving.filled import fill, require_own
 
 __all__ = [
     "flash_attn_combine",
@@ -157,14 +158,14 @@ def flash_attn_combine(given: Given) -> tuple[Tensor, Tensor]:
         raise AttentionError(f"out_dtype is {kind_of(dtype)}; it must be one of {', '.join(map(str, RESULTS))}")
     if given.out is not None and given.out.dtype not in RESULTS:
         raise AttentionError(f"out has dtype {given.out.dtype}; it must be one of {', '.join(map(str, RESULTS))}")
-    if given.out is not None and torch._debug_has_internal_overlap(given.out) == 1:  # torch would not write to it
-        raise AttentionError(f"out has strides {given.out.stride()}; no two of its elements may be one place in memory")
+    if given.out is not None and not torch.compiler.is_compiling():
+        require_own({"out": given.out})
     lse = torch.logsumexp(lses, dim=0)
     weights = torch.softmax(lses.masked_fill(lse == -torch.inf, 0.0), dim=0)[..., None]
     seen = (lses != -torch.inf)[..., None]
     result = (weights * parts.where(seen, 0.0)).sum(0)  # a part that saw no key may hold any values
     if given.out is not None:
-        return given.out.copy_(result), lse
+        return fill(given.out, result), lse
     return result.to(dtype), lse
 
 

@@ -14,6 +14,7 @@ from warpattn.integrations.signature import Given
 from warpattn.masks import Causal, Full, Mask, SlidingWindow
 from warpattn.quantized import EIGHT_BIT, Quantized, result_dtype
 from warpattn.scores import Score, SoftCap
+from warpattn.serving.filled import fill, require_own
 
 __all__ = [
     "Layer",
@@ -157,4 +158,9 @@ def finished(given: Given, out: Tensor, lse: Tensor) -> Tensor | tuple[Tensor, T
     target = asked.get("lse")
     if target is not None and target.shape != found.shape:
         raise AttentionError(f"lse has shape {tuple(target.shape)}; it must be {tuple(found.shape)}")
-    return out, found if target is None else target.copy_(found)
+    if target is None:
+        return out, found
+    if not torch.compiler.is_compiling():
+        read = {"out": out, "q": asked.get("q")}
+        require_own({"lse": target}, {name: x for name, x in read.items() if isinstance(x, torch.Tensor)})
+    return out, fill(target, found)

@@ -19,6 +19,7 @@ from warpattn.integrations.flashinfer.layer import eight_bit_scale, heads_last
 from warpattn.integrations.signature import Given
 from warpattn.language.traced import MAX_INT
 from warpattn.sequences import PagedKV
+from warpattn.serving.filled import fill
 
 __all__ = ["PageLists", "Tables", "kept_offsets", "key_and_value"]
 
@@ -68,8 +69,8 @@ class Tables:
         if self.fixed is None or self.table is None or self.lengths is None:
             self.table, self.lengths = table.to(device), lengths.to(device)
         else:
-            self.table.copy_(table)
-            self.lengths.copy_(lengths)
+            fill(self.table, table)
+            fill(self.lengths, lengths)
 
     def hold(self, table: Tensor, lengths: Tensor, page_size: int) -> None:
         """Use the caller's table and lengths in place; copies them only if they are not int32."""
@@ -129,5 +130,5 @@ def kept_offsets(own: Any, name: str, given: Tensor) -> tuple[Tensor, int]:
     elif len(kept) != len(host):
         raise AttentionError(f"{name} has {len(host)} offsets; the graph was made for {len(kept)}")
     else:
-        kept.copy_(host)
+        fill(kept, host)
     return kept, int(host.diff().max()) if len(host) > 1 else 0

@@ -8,6 +8,7 @@ from torch import Tensor
 import warpattn
 from warpattn.errors import AttentionError, Rules
 from warpattn.integrations.flashinfer.layer import in_base_2, in_base_e
+from warpattn.serving.filled import fill, require_own
 
 __all__ = ["merge_state", "merge_state_in_place", "merge_states"]
 
@@ -34,9 +35,12 @@ def merge_state_in_place(v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor,
         _check({"mask": mask}, "rows")
         if len(mask) != len(v):
             raise AttentionError(f"mask has {len(mask)} rows; it must have those of v, {len(v)}")
+    if not torch.compiler.is_compiling():
+        require_own({"v": v})
+        require_own({"s": s}, {"v": v})
     for own, new in zip((v, s), merged, strict=True):
         keep = None if mask is None else mask.bool().view(-1, *[1] * (own.ndim - 1))
-        own.copy_(new if keep is None else torch.where(keep, new, own))
+        fill(own, new if keep is None else torch.where(keep, new, own))
 
 
 def _check(named: dict[str, Tensor], *axes: str) -> None:

@@ -16,7 +16,7 @@ from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import kind_of
 from warpattn.kernels.merge.launch import Result, merge_launches
 from warpattn.problem.backends import USE_REFERENCE
-from warpattn.problem.memory import overlap
+from warpattn.problem.memory import overlap, overlaps_itself, overwrite
 from warpattn.problem.operands import ALIGNMENT
 from warpattn.problem.rules import choose_backend, is_differentiated
 from warpattn.runtime.repeated_calls import RepeatedCalls
@@ -61,7 +61,7 @@ def merge_states(
     rules.done()
     if chosen == "reference" or results[0].out.numel() == 0:
         merged = _refer(results)
-        return merged if out is None else (out.copy_(merged.out), merged.lse)
+        return merged if out is None else (overwrite(out, merged.out), merged.lse)
     x = results[0]
     merged = Result(torch.empty_like(x.out, memory_format=torch.contiguous_format) if out is None else out,
                     torch.empty_like(x.lse, memory_format=torch.contiguous_format))  # fmt: skip
@@ -140,7 +140,9 @@ def _check_out(rules: Rules, like: Tensor, named: list[tuple[str, Tensor]], out:
     rules.require(same, what, f"it must be as out_a: {tuple(like.shape)} and {like.dtype} on {like.device}")
     packed = out.stride(-1) == 1 or out.shape[-1] <= 1
     rules.require(packed, f"out has strides {out.stride()}", "the last stride must be 1")
-    grad = torch.is_grad_enabled() and any(x.requires_grad for _, x in named)
+    what = f"out has shape {tuple(out.shape)} and strides {out.stride()}"
+    rules.require(not overlaps_itself(out), what, "each of its elements must have its own place in memory")
+    grad = torch.is_grad_enabled() and any(x.requires_grad for x in (out, *(x for _, x in named)))
     rules.require(not grad, "out is given", "there is no gradient through it; leave it out or use torch.no_grad()")
     for name, x in named:
         rules.require(not overlap(out, x), f"out shares memory with {name}", "it must have memory of its own")

@@ -104,6 +104,27 @@ def test_pages():
     torch.testing.assert_close(out, expected_of(q, keys)[0])
 
 
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [((0, 9), "cache_batch_idx leads to position 9; it must be within the"), ((1,), "must have 2 elements for 2")],
+)
+def test_a_cache_batch_idx_that_leads_nowhere(index, words):
+    cache = torch.randn(4, 8, 2, 16)
+    with pytest.raises(wa.AttentionError, match=words):
+        version2.flash_attn_with_kvcache(
+            torch.randn(2, 1, 4, 16), cache, cache, cache_seqlens=3, cache_batch_idx=torch.tensor(index)
+        )
+
+
+def test_what_combined_parts_are_written_to():
+    outs, lses, out = torch.randn(2, 5, H, D), torch.randn(2, 5, H), torch.empty(5, H, D)
+    with pytest.raises(wa.AttentionError, match=r"^out requires a gradient; it is overwritten"):
+        version3.flash_attn_combine(outs, lses, out=out.requires_grad_())
+    with torch.inference_mode():
+        out = torch.empty(5, H, D)
+    assert torch.equal(version3.flash_attn_combine(outs, lses, out=out)[0], version3.flash_attn_combine(outs, lses)[0])
+
+
 def test_cache_batch_idx_and_leftpad():
     q, (k, v), k_new, v_new = fresh(2, H), caches(5), fresh(2), fresh(2)
     index, pad = torch.tensor([4, 0, 2], dtype=torch.int32), torch.tensor([2, 0, 7], dtype=torch.int32)

@@ -108,6 +108,8 @@ BAD = {
     "out_a has dtype": ((OUT.int(), LSE, OUT.int(), LSE), {}),
     "lse_a is a float": ((OUT, 1.0, OUT, LSE), {}),
     "out has shape": ((OUT, LSE), {"out": OUT[:1].clone()}),
+    "out has shape (2, 3, 4, 8) and strides": ((OUT, LSE), {"out": OUT[:1].clone().expand(2, 3, 4, 8)}),
+    "out is given; there is no gradient": ((OUT, LSE), {"out": OUT.clone().requires_grad_()}),
     "out shares memory with out_b": ((OUT, LSE, OUT + 1, LSE), {"out": "out_b"}),
     "backend is 'fast'": ((OUT, LSE), {"backend": "fast"}),
     "its merge has no backward": ((OUT.clone().requires_grad_(), LSE), {"backend": "simulate:sm90"}),

@@ -190,5 +190,7 @@ def test_a_prefill_plan_keeps_its_bounds():
     x, starts = torch.randn(5, 2, 16), torch.tensor([0, 2, 5], dtype=torch.int32)
     plan = wa.PrefillPlan(x, x, x, wa.Ragged(starts, None, 3, 3))
     assert plan(x, x, x, wa.Ragged(starts, None, 3)).shape == x.shape
+    with pytest.raises(wa.AttentionError, match=r"seq\.max_q is '2'; the plan was made for sequences of up to 3"):
+        plan(x, x, x, wa.Ragged(starts, None, "2"))
     with pytest.raises(wa.AttentionError, match=r"seq\.max_q is 4; the plan was made for sequences of up to 3"):
         plan(x, x, x, wa.Ragged(starts, None, 4))

@@ -272,6 +272,15 @@ def test_a_wrong_workspace(workspace, words):
         wa.StepPlan(q, kv, seq, workspace=workspace)
 
 
+def test_a_workspace_is_apart():
+    q, kv, seq = step((30, 1), (40, 9), [x.contiguous() for x in pages_of()])
+    with pytest.raises(wa.AttentionError, match=r"^workspace shares memory with kv.v_pages; steps overwrite it"):
+        wa.StepPlan(q, kv, seq, workspace=kv.v_pages.view(torch.uint8).flatten())
+    workspace = a_workspace(q.numel() * 4)
+    with pytest.raises(wa.AttentionError, match=r"^out shares memory with workspace"):
+        wa.StepPlan(q, kv, seq, workspace=workspace)(q, kv, seq, out=workspace.view(q.dtype).view(q.shape))
+
+
 def test_the_reference_needs_no_workspace():
     q, kv, seq = step((30, 1), (40, 9), pages_of())
     plan = wa.StepPlan(q, kv, seq, workspace=a_workspace(64))
