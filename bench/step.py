@@ -23,7 +23,7 @@ from bench.measure.arguments import positive
 from bench.measure.machine import describe
 from bench.measure.record import save
 from bench.measure.timing import DeviceSample, Summary, interleave, paired_ratio
-from warpattn.problem.launch import COPIED_BYTES
+from warpattn.problem.memory import COPIED_BYTES
 from warpattn.sequences import PagedKV, Ragged
 
 HEADS, HEADS_KV, DIM, PAGE = 32, 8, 128, 16

@@ -78,7 +78,16 @@ def _entries(value: Any) -> str:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(rounded(value), ensure_ascii=False, separators=(",", ":"))
+
+
+def rounded(value: Any) -> Any:
+    """The same with six significant digits of each number that is not whole: timers have fewer."""
+    if isinstance(value, dict):
+        return {key: rounded(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(entry) for entry in value]
+    return float(f"{value:.6g}") if isinstance(value, float) and not value.is_integer() else value
 
 
 def read(path: Path) -> Record:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 
 @dataclass(frozen=True)
 class PlanOptions:
@@ -22,13 +20,11 @@ class PlanOptions:
     batch_invariant: bool = False  # requested: a sequence's bits do not depend on what else is in the batch
     kv_ready_before_dependency: bool = False  # promised: see `DecodePlan`; ignored by kernels without a use for it
     copies: bool = True  # allowed: memory for copies of keys and values, see sm90/copies
-    workspace: Tensor | None = field(default=None, compare=False)  # allowed: the memory of a `StepPlan` for such copies
+    workspace: Any = field(default=None, compare=False)  # allowed: memory of a `StepPlan` for such copies, a tensor
     candidate: str | None = None  # requested: the configuration of this name, see sm90/candidates.py, or BUILT_IN
 
 
 DEFAULT_OPTIONS = PlanOptions()
-COPIED_KEYS = 128  # keys of a page of copies; larger pages need none
-COPIED_BYTES = 512 * 2**20  # most bytes of the copies of a call; also the workspace that engines give their plans
 BUILT_IN = "built-in"  # candidate: what the plan chooses by itself
 INVARIANT = "one part, so that a sequence's sums are in the same order whatever else is in the batch"
 EARLY = "PDL: its CTAs may start before the preceding kernel ends"
@@ -51,8 +47,7 @@ class Choice:
 class TensorMap(NamedTuple):
     """An argument for a TMA descriptor whose extents and strides are not those of a tensor.
 
-    The map begins at the tensor's address. Its extents may promise more memory than there is, and its addresses wrap
-    around at 2**64 bytes.
+    The map begins at the tensor's address. Extents may promise more memory than there is; addresses wrap at 2**64.
     """
 
     tensor: Any

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+COPIED_KEYS = 128  # keys of a page of copies (kernels/sm90/copies); larger pages need none
+COPIED_BYTES = 512 * 2**20  # most memory of the copies of a call; also the workspace that engines give their plans
 EFFORT: Any = 100_000  # steps that NumPy may take; beyond them two tensors count as overlapping
 
 

@@ -22,8 +22,7 @@ MAX_INDEX = 2**31 - 1
 ALIGNMENT = 16  # bytes, of TMA addresses and strides
 RUN = 8  # elements: kernels are given strides in such runs, of 16 bytes in a two-byte tensor
 LEAST_SCALE = 2.0**-100  # below it the kernel's own c = scale * log2(e) is no positive, normal fp32 number
-# The identity score. Without a score function the kernel folds the scale into the exponential, which is right for
-# positive scales only: with others it gets this one, also where the call was not checked for kernels (rules.py).
+# The identity score, for scales that are not positive: these cannot be folded into the exponential (rules.py).
 IDENTITY = Program((Node(("sym", "float", "s")),), ())
 AS_THEY_ARE = Program((), ())  # a score without an output: products are scores, which the kernel multiplies by c
 COPY_RULE = (

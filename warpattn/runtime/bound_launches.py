@@ -163,7 +163,7 @@ class BoundLaunches:
         self.device = device
         self._driver = driver_of(launches[0].arch)
         self.each = [BoundLaunch(launch, device) for launch in launches]
-        self._calls = [bound.call for bound in self.each]
+        self.calls = [bound.call for bound in self.each]  # what is launched
         self._counters = tile_counters(device)
         self._counter_cells = [bound.cell(bound.tile_counter) for bound in self.each if bound.tile_counter]
         self._lock = threading.Lock()
@@ -182,11 +182,6 @@ class BoundLaunches:
     def workspace_bytes(self) -> int:
         """Bytes of the workspace, each tensor counted once."""
         return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in self._workspace}.values())
-
-    def skip(self, first: int) -> None:
-        """From now on leave out the first launches, so many."""
-        if len(self._calls) != len(self.each) - first:
-            self._calls = [bound.call for bound in self.each[first:]]
 
     def cells(self, name: str) -> list[Any]:
         """Return the cells of the scalar `name` in all launches that take it."""
@@ -236,7 +231,7 @@ class BoundLaunches:
                 cell.value, kept = self._counters.of_capture(cuda.capture_of(stream), stream)
             else:
                 cell.value = self._counters.by_stream.get(stream) or self._counters.of_stream(stream)
-        for call in self._calls:
+        for call in self.calls:
             code = call(stream)
             if code:
                 self._launch_again(call, stream, code)

@@ -105,17 +105,18 @@ class StepPlan(ServingPlan):
         self._batch = [cell for name in BATCHES for cell in bound.cells(name)]
         names = [launch.name for launch in bound.each]
         if "sm90.places" in names:
-            self._after_copies = max(i for i, name in enumerate(names) if name == "sm90.order")  # the pages' prefill
-            (least,), self._copied = bound.cells("shape.least"), bound.each[self._after_copies].cell("only.copied")
+            after = max(i for i, name in enumerate(names) if name == "sm90.order")  # begins the prefill over pages
+            self._launched = {True: bound.calls, False: bound.calls[after:]}  # by whether keys are copied
+            (least,), self._copied = bound.cells("shape.least"), bound.each[after].cell("only.copied")
             self.copied_queries = least.value
         return bound
 
     def _with_copies(self, bound: BoundLaunches, seq: Ragged) -> None:
         """Leave out what concerns copies of keys in a step whose sequences have too few queries for them. The prefill
         over pages then attends for all sequences, so a `max_q` that is too low does no harm."""
-        none = isinstance(seq.max_q, int) and seq.max_q < (self.copied_queries or 0)
-        bound.skip(self._after_copies if none else 0)
-        self._copied.value = 0 if none else -1
+        copied = not isinstance(seq.max_q, int) or seq.max_q >= (self.copied_queries or 0)
+        bound.calls = self._launched[copied]
+        self._copied.value = -1 if copied else 0
 
     def __call__(
         self, q: Tensor | Quantized | LatentQuery, kv: PagedKV, seq: Ragged, out: Tensor | None = None,

@@ -26,7 +26,8 @@ from warpattn.language.traced import whole
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import RUNS, TARGETS
 from warpattn.problem.backends import LIMITS, chip_of
-from warpattn.problem.launch import COPIED_BYTES, Launch, PlanOptions
+from warpattn.problem.launch import Launch, PlanOptions
+from warpattn.problem.memory import COPIED_BYTES
 from warpattn.problem.operands import Operands, fitted
 from warpattn.runtime import compiler, compilers, kernel_cache
 from warpattn.runtime.launches import list_launches

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from warpattn.masks import Mask, SlidingWindow
 from warpattn.problem.backends import chip_of
-from warpattn.problem.launch import COPIED_BYTES, COPIED_KEYS
+from warpattn.problem.memory import COPIED_BYTES, COPIED_KEYS
 from warpattn.quantized import EIGHT_BIT
 from warpattn.runtime.kernel_cache import say_once
 from warpattn.sequences import PagedKV

@@ -311,11 +311,17 @@ def test_verdicts_judge_what_was_measured(synthetic):
     assert not [v for v in found if v["group"] in ("d64", "d256", "gqa")]
 
 
+def test_a_record_keeps_six_digits():
+    given = {"ms": {"median": 0.53320227350, "n": 7, "flops": 171798691840.0}, "us": [1234567.25, None, "0.123456789"]}
+    kept = {"ms": {"median": 0.533202, "n": 7, "flops": 171798691840.0}, "us": [1234570.0, None, "0.123456789"]}
+    assert record.rounded(given) == kept
+
+
 def test_record_is_json_and_comes_back(synthetic, tmp_path):
     path = tmp_path / "results" / "x.json"
     record.write(synthetic, path)
     found = record.read(path)
-    assert found == json.loads(json.dumps(synthetic))
+    assert found == record.rounded(json.loads(json.dumps(synthetic)))
     lines = path.read_text().splitlines()
     assert [json.loads(line.strip(",")) for line in lines if line.startswith('  {"group"')] == found["cases"]
     assert found["command"] == "python -m bench.run --group d128,window --rounds 5"

@@ -12,7 +12,7 @@ from warpattn.integrations import step_plans
 from warpattn.integrations.step_plans import LayerModifiers, ScoreOptions, StepPlans
 from warpattn.masks.base import InOrder
 from warpattn.problem import backends
-from warpattn.problem.launch import COPIED_BYTES
+from warpattn.problem.memory import COPIED_BYTES
 from warpattn.reference import reference
 from warpattn.runtime import kernel_cache
 from warpattn.serving import StepPlan, workspace

@@ -14,7 +14,7 @@ since the other tokens of a step must not decide a token's kernel. Latent attent
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -45,7 +45,8 @@ class PagedRaggedConfig:
     few: Choice | None  # decode; None: prefill takes every sequence
     many: Choice | None  # prefill; None: no sequence has more than `tokens` queries
     long: Choice | None = None  # prefill over copies of keys in a workspace; `many` has the other sequences
-    workspace: int = 0  # its bytes
+    workspace_bytes: int = 0
+    workspace: Tensor | None = field(default=None, compare=False)  # the caller's; None: a call has one of its own
 
 
 def few_tokens(problem: Problem) -> int:
@@ -83,21 +84,22 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     def lines() -> tuple[str, ...]:
         return tuple(f"{name}: {line}" for name, choice in named.items() for line in choice.lines())
 
-    config = PagedRaggedConfig(tokens, few, many, long, size)
+    config = PagedRaggedConfig(tokens, few, many, long, size, options.workspace)
     reasons = split_why, *(reason for choice in named.values() for reason in choice.reasons)
     return Choice("paged_ragged", config, few.grid, lines, reasons, partitions=few.partitions, order=many.order)
 
 
 def list_launches(
-    checked: CheckedCall, x: Operands, sequence: PagedRagged, choice: Choice, workspace: Tensor | None = None
+    checked: CheckedCall, x: Operands, sequence: PagedRagged, choice: Choice
 ) -> tuple[Launch, ...]:
     """The launches of prefill, over copies in the workspace first, then those of decode, unless ruled out."""
     config: PagedRaggedConfig = choice.config
     launches: tuple[Launch, ...] = ()
     only = ListedSequences(config.tokens + 1, sequence.kv.lengths.contiguous())
     if config.long is not None:
+        workspace = config.workspace
         if workspace is None:
-            workspace = torch.empty(config.workspace, dtype=torch.uint8, device=x.q.device)
+            workspace = torch.empty(config.workspace_bytes, dtype=torch.uint8, device=x.q.device)
         step = in_places(checked, x, sequence, workspace)
         only = only._replace(ends=step.lists.ends, capacity=step.capacity, copied=1)
         over_copies = prefill_varlen.list_launches(checked, step.x, step.sequence, config.long, only)

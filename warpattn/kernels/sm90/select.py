@@ -28,6 +28,7 @@ LAUNCHES = {  # by `Choice.kernel`
     "prefill_varlen": prefill_varlen_launch.list_launches,
     "decode": decode_launch.list_launches,
     "mla": mla_launch.list_launches,
+    "paged_ragged": paged_ragged.list_launches,
 }
 
 
@@ -37,8 +38,6 @@ def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options
     memory for the copies of keys, plans again without them."""
     try:
         choice = choose(checked.problem, ARCHS["sm90"], options)
-        if choice.kernel == "paged_ragged":
-            return paged_ragged.list_launches(checked, x, sequence, choice, options.workspace)
         return LAUNCHES[choice.kernel](checked, x, sequence, choice)
     except torch.OutOfMemoryError:
         if not options.copies:

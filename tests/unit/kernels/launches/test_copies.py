@@ -108,7 +108,7 @@ def test_a_call_of_ragged_queries_has_a_workspace(requests: int, table: int, exp
     given = Call(q, pages, pages, sequence, wa.Causal(), backend="reference")
     choice = choose(validate(given, read_values=False).problem, ARCHS["sm90"])
     size = min(2 * 128 * 2 * 256 * -(-table // 128) * requests, 2**29) if expected > 1 else 0
-    assert choice.config.workspace == size and (choice.config.long is not None) == bool(size)
+    assert choice.config.workspace_bytes == size and (choice.config.long is not None) == bool(size)
 
 
 def test_the_prefill_over_a_workspace_has_the_tiles_of_long_sequences() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from warpattn.problem import Problem
-from warpattn.problem.launch import COPIED_BYTES, COPIED_KEYS, Choice, PlanOptions
+from warpattn.problem.launch import Choice, PlanOptions
+from warpattn.problem.memory import COPIED_BYTES, COPIED_KEYS
 from warpattn.problem.operands import is_masked, sees_first_keys
 from warpattn.problem.problem import NO_SCALES, Scales
 from warpattn.problem.scales import EightBit

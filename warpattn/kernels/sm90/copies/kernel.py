@@ -11,7 +11,7 @@ multiplied into bf16 copies, whose range they fit; this rounds each element once
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from warpattn.problem.launch import COPIED_KEYS
+from warpattn.problem.memory import COPIED_KEYS
 
 KEYS = gl.constexpr(COPIED_KEYS)  # keys of a program
 RUN = gl.constexpr(8)  # elements of a load

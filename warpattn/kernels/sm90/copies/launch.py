@@ -11,7 +11,8 @@ from torch import Tensor
 
 from warpattn.problem import CheckedCall
 from warpattn.problem.arch import compile_options
-from warpattn.problem.launch import COPIED_KEYS, Launch
+from warpattn.problem.launch import Launch
+from warpattn.problem.memory import COPIED_KEYS
 from warpattn.problem.operands import Operands, is_masked
 from warpattn.problem.scales import scale_rows
 from warpattn.quantized import granularity

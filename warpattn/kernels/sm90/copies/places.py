@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from warpattn.problem.launch import COPIED_KEYS
+from warpattn.problem.memory import COPIED_KEYS
 
 from ..arguments import PLACES_OF_PROGRAM
 from .kernel import Place, copy_rows, keys_of
