@@ -216,7 +216,7 @@ class Materialized(Mask):
         rows, keys = self.mask.shape[-2:]
         row = self._row(q, lens)
         inside_rows = True if rows == 1 else (row >= 0) & (row < rows)
-        return inside_rows & (True if keys == 1 else k < keys) & (value > -torch.inf)
+        return inside_rows & (True if keys == 1 else k < keys) & (value != -torch.inf)
 
     def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
         keys = self.mask.shape[-1]

@@ -227,3 +227,16 @@ def test_scales_of_values_beside_large_scores(arch):
     assert float((out - expected).float().norm() / expected.float().norm()) < 2.0**-7
     if arch == "sm90":
         torch.testing.assert_close(out, expected, atol=4e-3, rtol=8e-3)
+
+
+@pytest.mark.parametrize("backend", ["reference", *drawn(("simulate:sm90", "simulate:sm100"), ()), "simulate:gfx942"])
+def test_nan_in_a_mask_that_is_added_is_no_hidden_key(backend: str) -> None:
+    """A score of NaN: its row is NaN, as with torch's own attention, and no other is."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 70, 2, 32).half(), torch.randn(1, 80, 1, 32).half(), torch.randn(1, 80, 1, 32).half()
+    bias = torch.randn(1, 1, 70, 80).half()
+    bias[..., 5, 3], bias[..., 9, 7], bias[..., 11, :] = torch.nan, -torch.inf, -torch.inf
+    out, lse = wa.attention(q, k, v, mask=wa.Materialized(bias), return_lse=True, backend=backend)
+    rows = torch.arange(70) == 5
+    assert torch.equal(out.isnan().any(-1).any(-1)[0], rows) and torch.equal(lse.isnan().any(1)[0], rows)
+    assert not out[0, 11].any()
