@@ -17,7 +17,7 @@ from warpattn.integrations import flashinfer
 FLOATS, BOOLS = torch.tensor([0.0, 1.0, 3.0]), torch.tensor([[True, False], [False, True]])
 LONG = torch.tensor([1, 2**32 + 3])  # the last 32 bits are a 3
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    ("flash-attn 3, combine", {"out": torch.zeros(1).expand(2, 5, 4, 16)}, r"out has strides \(0, 0, 0, 0\); no two"),
+    ("flash-attn 3, combine", {"out": torch.zeros(1).expand(2, 5, 4, 16)}, r"and strides \(0, 0, 0, 0\); each of its"),
     ("flash-attn 4, combine", {"out_dtype": Silent()}, "out_dtype is a Silent; it must be one of"),
     ("flash-attn 3, ragged", {"cu_seqlens_q": FLOATS}, "cu_seqlens_q has dtype torch.float32; it must be torch.int32"),
     ("flash-attn 3, ragged", {"cu_seqlens_q": ints(0, 1, 2)}, "cu_seqlens_q divides 2 rows; .* must divide 3 rows"),

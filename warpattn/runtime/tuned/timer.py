@@ -103,7 +103,7 @@ class GraphLaunches(BoundLaunches):
 
     def launch(self) -> None:
         stream = cuda.current_stream(self.device)
-        for call in self._calls:
+        for call in self.calls:
             code = call(stream)
             if code:
                 self._launch_again(call, stream, code)
