@@ -19,7 +19,7 @@ def workspace_bytes(device: torch.device) -> int:
 
 
 def reserve_workspace(device: torch.device) -> None:
-    """Allocate as much memory and free it again, for engines that measure what they need."""
+    """Allocate the memory of a workspace and free it again, for engines that measure what they need."""
     if size := workspace_bytes(device):
         torch.empty(size, dtype=torch.uint8, device=device)
 

@@ -7,8 +7,8 @@ Where copies of keys pay off there are two prefills: copies/places.py decides wh
 bits and whole tiles, into a workspace, a plan's or a call's own. One prefill attends for these and reads the copies,
 the other for the other sequences and reads the pages.
 
-Both kernels read the offsets on the device and skip each other's sequences, so the host needs no lengths and the number
-of launches is fixed. With `max_q` up to `MAX_TOKENS` there is no prefill. With `batch_invariant` there is no decode,
+All read the offsets on the device and skip each other's sequences, so the host needs no lengths and the number of
+launches is fixed. With `max_q` up to `MAX_TOKENS` there is no prefill. With `batch_invariant` there is no decode,
 since the other tokens of a step must not decide a token's kernel. Latent attention always has such a `max_q`.
 """
 
@@ -39,7 +39,7 @@ from .prefill_varlen.config import choose_over_places
 
 @dataclass(frozen=True)
 class PagedRaggedConfig:
-    """The choices of the two kernels; at least one is not None."""
+    """The choices of decode and of prefill, over pages and over copies; at least one is not None."""
 
     tokens: int  # decode takes sequences of at most so many queries
     few: Choice | None  # decode; None: prefill takes every sequence

@@ -48,6 +48,7 @@ def copied(x: Operands, sequence: Sequence) -> Copied:
 
 
 def _of_pages(x: Operands, kv: PagedKV) -> Copied:
+    """`copied` of a cache: every sequence has its own places, for as many keys as its table has."""
     page_size, heads = x.k.shape[1:3]
     keys = kv.block_table.shape[1] * page_size
     places, batch = -(-keys // COPIED_KEYS), len(kv.block_table)
