@@ -99,7 +99,7 @@ def advance_keys(ctx, state, item, i):
     o = start_output(state, (value_tile(ctx, state.v),), ctx.config)
     s = warpgroup_mma_wait(1, deps=(s,))
     ctx.rings.k.consumer_release(state.k)
-    return finish_keys(ctx, state, decode_scores(ctx, s, item, i), o)
+    return finish_keys(ctx, state, decode_scores(ctx, s, item, i), o, False)
 
 
 @gluon.jit

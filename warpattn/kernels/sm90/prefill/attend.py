@@ -156,15 +156,17 @@ def advance(ctx, state, tile, queries, span, i, wg):
     release_keys(ctx, state.k, True)
     ctx.rings.q.consumer_release(queries.q_state, i == span.total - 1)
     s = visible_scores(ctx, s, tile, span.key_tile(i), i < span.masked, wg)
-    return finish_keys(ctx, state, s, o)
+    few = (i == 1) & (span.masked > 0) & (ctx.mods.keep is not None)
+    return finish_keys(ctx, state, s, o, few)
 
 
 @gluon.jit
-def finish_keys(ctx, state, s, o):
-    """The state after the softmax of scores `s` and the running P·V, whose accumulators are `o`."""
+def finish_keys(ctx, state, s, o, few):
+    """The state after the softmax of scores `s` and the running P·V, whose accumulators are `o`. `few`: whether rows
+    may have seen few keys before, because a mask hides some of the only tile."""
     config: gl.constexpr = ctx.config
     if plain_bytes(config, ctx.mods.score):
-        softmax, p, moved, alpha = step_in_bytes(state.softmax, s, exponent_scale(ctx))
+        softmax, p, moved, alpha = step_in_bytes(state.softmax, s, exponent_scale(ctx), few)
     else:
         softmax, p, moved, alpha = step_softmax(ctx, state.softmax, s)
         p = scaled_weights(ctx, p, s, state.k)

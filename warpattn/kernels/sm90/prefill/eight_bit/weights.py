@@ -7,7 +7,9 @@ writes V in that order.
 
 The softmax step computes no row maximum unless it must: it keeps a row's reference, and tests sums of four weights,
 which the row sum needs anyway, for one that may be too large. A reference lies `LIFT` exponents below the largest score
-at its time, so that a row's small weights keep significant bits and rows of equal scores stay below the bound.
+at its time, so that a row's small weights keep significant bits and rows of equal scores stay below the bound. Where a
+mask hides keys of the first tile, rows of a causal mask have seen few of them, and the second tile has larger scores:
+there the maximum is computed at once.
 """
 
 from triton.experimental import gluon
@@ -55,23 +57,30 @@ def unpack_bytes(packed, dtype: gl.constexpr):
 
 
 @gluon.jit
-def step_in_bytes(state, s, c):
-    """`softmax_step` that returns packed e4m3 weights."""
+def step_in_bytes(state, s, c, few):
+    """`softmax_step` that returns packed e4m3 weights. `few`: whether rows have seen few keys, so that their references
+    are likely to move: then no weights are computed with them."""
     quads = as_quads(s)
     m = state.m
-    p = gl.exp2(quads * c - exponent(m, c)[:, None, :, None])
-    l, most = sums(p)
-    packed = pack_bytes(p)
     alpha = gl.full_like(m, 1.0)
-    moved = warp_any(most, gl.full_like(most, LARGEST))
+    l, packed = gl.zeros_like(m), pack_bytes(gl.zeros_like(quads))
+    moved = few
+    if not few:
+        l, most, packed = weights(quads, m, c)
+        moved = warp_any(most, gl.full_like(most, LARGEST))
     if moved:
         m = gl.maximum(m, lowered(quad_max(lane_max(quads)), c, LIFT))
-        mc = exponent(m, c)
-        alpha = gl.exp2(state.m * c - mc)
-        p = gl.exp2(quads * c - mc[:, None, :, None])
-        l, most = sums(p)
-        packed = pack_bytes(p)
+        alpha = gl.exp2(state.m * c - exponent(m, c))
+        l, _, packed = weights(quads, m, c)
     return SoftmaxState(m, state.l * alpha + l), packed, moved, alpha
+
+
+@gluon.jit
+def weights(quads, m, c):
+    """(sum, largest sum of four, packed weights) of scores with references `m`."""
+    p = gl.exp2(quads * c - exponent(m, c)[:, None, :, None])
+    l, most = sums(p)
+    return l, most, pack_bytes(p)
 
 
 @gluon.jit
