@@ -41,7 +41,7 @@ def flat_mask(given: Tensor, cu_q: Tensor, keys: Tensor, device: torch.device) -
     """Make the mask of requests with offsets cu_q (batch + 1,) and numbers of keys (batch,), both on the host."""
     sizes = _sizes(cu_q, keys)
     _check("custom_mask", given, sizes)
-    return FlatMask(given.bool().to(device), _starts(sizes).to(device, torch.int32))
+    return FlatMask(given.to(device, torch.bool, copy=True), _starts(sizes).to(device, torch.int32))
 
 
 def packed_mask(given: Tensor, cu_q: Tensor, keys: Tensor, device: torch.device) -> FlatMask:

@@ -54,6 +54,8 @@ def _merged(states: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     for v, s in states:
         _check({"v": v}, "rows", "heads", "dim")
         _check({"s": s}, "rows", "heads")
+        if not s.is_floating_point():
+            raise AttentionError(f"s has dtype {s.dtype}; it must be torch.float32")
     natural = [(v, in_base_e(s.float().transpose(0, 1))) for v, s in states]
     out, lse = warpattn.merge_states(natural)
     return out, in_base_2(lse).transpose(0, 1).contiguous()
