@@ -1,4 +1,4 @@
-"""What FlashInfer's wrappers keep from `plan` to `run`: copies of the caller's tensors, all of a plan or nothing of it."""
+"""What FlashInfer's wrappers keep from `plan` to `run`: copies of tensors, and all of a plan or nothing of it."""
 
 from __future__ import annotations
 
