@@ -67,6 +67,9 @@ class LatentPages(PagedKV):
         other.__post_init__()
         return other
 
+    def token_scales(self) -> dict[str, Tensor]:
+        return {}  # engines warm up over tokens that nothing has written: their scales are 0
+
     def indices(self) -> dict[str, Tensor]:
         return super().indices() | {"kv.rope": self.rope}
 
