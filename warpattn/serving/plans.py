@@ -44,7 +44,7 @@ from warpattn.runtime.launches import list_launches
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery, check_once, parted
-from warpattn.sequences.ragged import with_parts
+from warpattn.sequences.ragged import bounded, check_bounds, promised, with_parts
 
 Result = Tensor | tuple[Tensor, Tensor]
 Pair = tuple[Tensor | Quantized, Tensor | Quantized]
@@ -359,7 +359,7 @@ class PrefillPlan(ServingPlan):
         call = Call(rows, keys, values, seq, mask, score, sinks, scale, return_lse)
         super().__init__(call, PlanOptions(batch_invariant))
         self._rows, self._keys = rows.shape[0], keys.shape[0]
-        self._bounds = {"max_q": seq.max_q, "max_k": seq.max_k}
+        self._bounds = promised(seq)
 
     def __call__(
         self, q: Tensor | Quantized | LatentQuery, k: Tensor | Quantized, v: Tensor | Quantized, seq: Ragged,
@@ -371,11 +371,13 @@ class PrefillPlan(ServingPlan):
         if tuple(indices) != self._names[3:]:
             what = f"the call has {' and '.join(indices)}"
             raise AttentionError(f"{what}; the plan was made for {' and '.join(self._names[3:])}")
-        for name, most in self._bounds.items():
-            bound = getattr(seq, name)
-            if most is not None and bound is not None and not (isinstance(bound, int) and bound <= most):
-                raise AttentionError(f"seq.{name} is {bound!r}; the plan was made for sequences of up to {most}")
+        check_bounds(seq, self._bounds)
         return self._run((rows, keys, values, *indices.values()), seq, out)
+
+    def _refer(self, qkv: tuple[Tensor, ...], sequence: Sequence, tail: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """With the plan's bounds, which a call without its own promises, too."""
+        assert isinstance(sequence, Ragged)
+        return super()._refer(qkv, bounded(sequence, self._bounds), tail)
 
     def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return as many rows of the plan's output as q has, or the caller's output."""

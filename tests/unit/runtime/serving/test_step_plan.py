@@ -83,6 +83,30 @@ def test_own_indices_serve_every_update():
     assert at == [x.data_ptr() for x in (plan.seq.cu_q, plan.kv.lengths, plan.kv.block_table)]
 
 
+def test_steps_keep_the_bound_of_the_plan():
+    """Kernels that a bound left out would leave rows unwritten."""
+    pages = pages_of()
+    plan = largest(pages, 8)
+    q, kv, seq = step((8, 1), (30, 64), pages)
+    torch.testing.assert_close(plan(q, kv, seq), wa.attention_paged(q, kv, seq))
+    with pytest.raises(wa.AttentionError, match=r"seq\.max_q is 9; the plan was made for sequences of up to 8"):
+        plan(q, kv, wa.Ragged(seq.cu_q, max_q=9))
+    q, kv, seq = step((9, 1), (30, 64), pages)
+    with pytest.raises(wa.AttentionError, match=r"seq\.max_q is 8; sequence 0 has 9 rows by seq\.cu_q"):
+        plan(q, kv, seq)
+
+
+@pytest.mark.parametrize("first", ["seq", "kv"])
+def test_own_indices_of_both_modes_are_written(first):
+    """Those that were made in inference mode and those that were not."""
+    plan = largest(pages_of())
+    getattr(plan, first)
+    with torch.inference_mode():
+        plan.update(*indices((1,), (3,)))
+    plan.update(*indices((2,), (5,)))
+    assert plan.seq.cu_q.tolist() == [0, 2, 2, 2, 2] and plan.kv.lengths.tolist() == [5, 0, 0, 0]
+
+
 def test_rows_after_the_last_sequence_are_padding():
     """They are not read and not written, as on a card; scales of tokens end with them."""
     pages, rows = pages_of(), 4
