@@ -180,7 +180,7 @@ class ServingPlan:
         _check(self._names, tensors, self._like)
         q, k, v, *indices = tensors
         if torch.is_grad_enabled() or forward_ad._current_level >= 0:
-            self._refuse_gradients(tensors, sinks)
+            self._refuse_gradients(tensors, {"sinks": sinks, "out": out})
         rope, given = sequence.q_rope, out is not None
         out, lse = self._results(q, k, v, out)
         sinks_at = self._sinks_at if sinks is None else self._address_of(sinks)
@@ -193,8 +193,11 @@ class ServingPlan:
                 self._check_apart(out, given, (q, k, v, self._tail["sinks"] if sinks is None else sinks, rope))
         if self._bound is None or not (out_at and k_at):  # empty tensors have no address
             tail: dict[str, Any] = self._tail if sinks is None else self._tail | {"sinks": sinks}
+            given_too = [("out", out, self._like_out), ("sinks", sinks, self._like_sinks)]
+            for name, x, like in (*zip(self._names, tensors, self._like, strict=True), *given_too):
+                if x is not None and like is not None:
+                    _refuse_other(name, x, like)  # tensors on "meta" have the number of the CPU
             result, found = self._refer((q, k, v), sequence, tail)
-            _refuse_other("out", out, self._like_out)  # tensors on "meta" have the number of the CPU
             overwrite(out[: len(result)], result)
             if lse is not None:
                 overwrite(lse, found)
@@ -217,11 +220,12 @@ class ServingPlan:
         q, k, v = qkv
         return reference(q, k, v, sequence=sequence, **tail)
 
-    def _refuse_gradients(self, tensors: tuple[Tensor, ...], sinks: Tensor | None) -> None:
+    def _refuse_gradients(self, tensors: tuple[Tensor, ...], beside: dict[str, Tensor | None]) -> None:
         """AttentionError if a result would have to carry gradients of a step's tensors, or kernels their tangents."""
-        asking = getattr(sinks, "requires_grad", False) or any([tensors[at].requires_grad for at in self._floats])
+        every = [*[tensors[at] for at in self._floats], *beside.values()]
+        asking = any([getattr(x, "requires_grad", False) for x in every])
         dual = self._bound is not None and forward_ad._current_level >= 0
-        named = [*zip(self._names, tensors, strict=True), ("sinks", sinks)] if asking or dual else []
+        named = [*zip(self._names, tensors, strict=True), *beside.items()] if asking or dual else []
         if asking:
             _check_gradients(named)
         if dual:

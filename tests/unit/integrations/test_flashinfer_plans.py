@@ -162,11 +162,44 @@ def test_an_lse_of_another_dtype(dtype):
         wrapper.run(*call, lse=torch.zeros(len(call[0]), HEADS).to(dtype), return_lse=True)
 
 
+def test_an_lse_of_queries_that_require_gradients():
+    """It would become a part of the graph, and be refused by the next call."""
+    wrapper, given, (q, k, v) = ragged(Batch())
+    wrapper.plan(*given)
+    lse = torch.zeros(len(q), HEADS)
+    with pytest.raises(AttentionError, match="lse is given; there is no gradient through it"):
+        wrapper.run(q.requires_grad_(), k, v, lse=lse, return_lse=True)
+    assert not lse.requires_grad
+    with torch.no_grad():
+        assert wrapper.run(q, k, v, lse=lse, return_lse=True)[1] is lse
+
+
 def test_states_whose_lse_is_no_real_number():
     v, s = torch.randn(3, HEADS, DIM), torch.zeros(3, HEADS)
     for dtype in (torch.int32, torch.complex64):
-        with pytest.raises(AttentionError, match=f"s has dtype {dtype}; it must be torch.float32"):
+        with pytest.raises(AttentionError, match=f"s has dtype {dtype}; it must be a floating dtype"):
+            flashinfer.merge_state(v, s.to(dtype), v, s)
+    for dtype in (torch.float16, torch.float8_e4m3fn):
+        with pytest.raises(AttentionError, match=f"s has dtype {dtype}; it is overwritten and must be torch.float32"):
             flashinfer.merge_state_in_place(v, s.to(dtype), v.clone(), s)
+
+
+def test_arguments_of_other_kinds():
+    number = torch.tensor(5)
+    for wrapper, names in (
+        (flashinfer.BatchDecodeWithPagedKVCacheWrapper, ("paged_kv_indptr_buffer", "paged_kv_indices_buffer")),
+        (flashinfer.BatchPrefillWithPagedKVCacheWrapper, ("qo_indptr_buf", "paged_kv_indices_buf")),
+    ):
+        for name in names:
+            buffers = {each: offsets((1, 1)) for each in names} | {name: number}
+            with pytest.raises(AttentionError, match=rf"{name} has shape \(\); it must have rank 1"):
+                wrapper(WORKSPACE, use_cuda_graph=True, **buffers)
+    with pytest.raises(AttentionError, match=r"indptr has dtype torch\.complex64; it must be torch\.int32"):
+        flashinfer.segment_packbits(torch.ones(3), torch.tensor([0, 3]).to(torch.complex64))
+    wrapper, given, call = latents(None)
+    wrapper.plan(*given, **latent.SIZES, lse_mode=torch.zeros(2).numpy())
+    with pytest.raises(AttentionError, match="plan was called with lse_mode"):
+        wrapper.run(*call, return_lse=True)
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf"), 1e300, 10**40, 1e-60])

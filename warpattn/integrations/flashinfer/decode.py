@@ -47,7 +47,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
 
     @drop_in(
         "self, float_workspace_buffer: tensor, kv_layout='NHD', use_cuda_graph=False, use_tensor_cores=False, "
-        "paged_kv_indptr_buffer=None, paged_kv_indices_buffer=None, paged_kv_last_page_len_buffer=None, "
+        "paged_kv_indptr_buffer: ints=None, paged_kv_indices_buffer: ints=None, paged_kv_last_page_len_buffer=None, "
         "backend='auto', jit_args=None, jit_kwargs=None",
         refused=dict.fromkeys(("jit_args", "jit_kwargs"), "kernels of your own are not compiled"),
         hints={"use_tensor_cores", "backend"},

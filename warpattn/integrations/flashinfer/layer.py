@@ -165,6 +165,8 @@ def finished(given: Given, out: Tensor, lse: Tensor) -> Tensor | tuple[Tensor, T
         return out, found
     if target.dtype != found.dtype:
         raise AttentionError(f"lse has dtype {target.dtype}; it must be {found.dtype}")
+    if found.requires_grad:
+        raise AttentionError("lse is given; there is no gradient through it; leave it out or use torch.no_grad()")
     if not torch.compiler.is_compiling():
         require_own({"lse": target}, _read(asked) | {"out": out})
     return out, fill(target, found)

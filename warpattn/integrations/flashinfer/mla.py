@@ -153,7 +153,8 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         own, plan = given.self, given.self.planned
         check_planned(own, "run")
         base = "basee" if given.return_lse_base_on_e else "base2"
-        if given.return_lse and plan.lse_mode not in ("none", base):
+        fine = isinstance(plan.lse_mode, str) and plan.lse_mode in ("none", base)
+        if given.return_lse and not fine:
             rule = f"plan was called with lse_mode {kind_of(plan.lse_mode)}"
             raise AttentionError(f"return_lse_base_on_e is {given.return_lse_base_on_e}; {rule}")
         widths = (plan.head_dim_ckv, plan.head_dim_kpe)

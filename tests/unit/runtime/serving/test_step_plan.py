@@ -135,6 +135,39 @@ def test_gradients_of_a_step_are_refused():
         wa.StepPlan(q, eight, seq)(q, asking, seq)
 
 
+def test_an_output_that_requires_a_gradient():
+    """A kernel would write it without a word."""
+    pages = pages_of()
+    q, kv, seq = step((1, 1), (30, 64), pages)
+    k, v = torch.randn(2, 9, 2, 16)
+    ragged = wa.Ragged(*(torch.tensor([0, *ends], dtype=torch.int32) for ends in ((1, 2), (4, 9))))
+    for call in (
+        lambda out: wa.StepPlan(q, kv, seq)(q, kv, seq, out=out),
+        lambda out: wa.DecodePlan(q[:, None], kv)(q[:, None], kv, out[:, None]),
+        lambda out: wa.PrefillPlan(q, k, v, ragged)(q, k, v, ragged, out),
+    ):
+        out = torch.zeros_like(q, requires_grad=True)
+        with pytest.raises(wa.AttentionError, match=r"^out requires a gradient; a plan has no backward"):
+            call(out)
+        with torch.no_grad():
+            call(out)
+        assert out.any()
+
+
+@pytest.mark.parametrize("name", ["kv.k_scale", "seq.cu_q", "kv.lengths", "kv.block_table", "kv.k_pages", "q", "sinks"])
+def test_tensors_of_a_step_have_values(name):
+    """A tensor on the device meta has the number of the CPU."""
+    q, kv, seq = step((1, 1), (30, 64), pages_of())
+    kv = eight_bit(kv)
+    plan = wa.StepPlan(q, kv, seq, sinks=SINKS)
+    given = {"q": q, "sinks": SINKS, "seq.cu_q": seq.cu_q, "kv.k_scale": kv.k_scale, "kv.lengths": kv.lengths,
+             "kv.block_table": kv.block_table, "kv.k_pages": kv.k_pages}  # fmt: skip
+    given[name] = given[name].to("meta")
+    fields = {key.removeprefix("kv."): x for key, x in given.items() if key.startswith("kv.")}
+    with pytest.raises(wa.AttentionError, match=rf"^{name} is on the device meta; {name} must have values"):
+        plan(given["q"], kv.with_fields(**fields), wa.Ragged(given["seq.cu_q"]), sinks=given["sinks"])
+
+
 def test_what_it_refuses():
     pages = pages_of()
     plan = largest(pages)
