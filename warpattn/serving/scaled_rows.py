@@ -23,7 +23,7 @@ def check_scales(rules: Rules, scales: dict[str, Tensor | None], tensors: dict[s
     k_pages, v_pages = tensors["k_pages"], tensors.get("v_pages")
     if v_pages is not None and overlap(k_pages, v_pages):  # the first columns of keys, see `check_memory`
         rule = "rows are written by both: k_scale and v_scale must be equal, per tensor or head"
-        fine = _is_one_scale(*scales.values(), k_pages.device.type == "cpu")
+        fine = _is_one_scale(scales["k_scale"], scales["v_scale"], k_pages.device.type == "cpu")
         rules.require(fine, "v_pages are the first columns of k_pages and have another scale", rule)
     written = {name: x for name, x in scales.items() if x is not None and x.ndim > 1}  # computed from each row
     others = tensors | {name: x for name, x in scales.items() if x is not None}
