@@ -230,11 +230,13 @@ def check_scale(
     return rules.require(tuple(scale.shape) in allowed, f"{name} has shape {tuple(scale.shape)}", rule) and ok
 
 
-def check_scale_values(rules: Rules, name: str, scale: Tensor | None) -> None:
-    """Require the values of a scale to be positive and finite."""
+def check_scale_values(rules: Rules, name: str, scale: Tensor | None, used: Tensor | None = None) -> None:
+    """Require the values of a scale to be positive and finite; of pages where `used` (num_pages, page_size) is True."""
     if scale is None:
         return
     fine = scale.detach().isfinite() & (scale.detach() > 0)
+    if used is not None:
+        fine = fine | ~used[(..., *[None] * (fine.ndim - used.ndim))]
     if not bool(fine.all()):
         at = tuple((~fine).nonzero()[0].tolist())
         index = f"[{', '.join(map(str, at))}]" if at else ""

@@ -13,7 +13,7 @@ from warpattn.problem.backends import KERNEL_DTYPES, LATENT, LIMITS, USE_REFEREN
 from warpattn.problem.gradients import refuse_gradients
 from warpattn.problem.problem import Call, Problem, Scales
 from warpattn.quantized import EIGHT_BIT, check_scale, check_scale_values, granularity
-from warpattn.sequences import Dense, PagedRagged
+from warpattn.sequences import Dense, PagedKV, PagedRagged
 from warpattn.sequences.latent import LatentPages
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -27,7 +27,7 @@ def check_types(rules: Rules, call: Call, read_values: bool) -> None:
     if not isinstance(q, Tensor):
         return
     narrow = q.dtype in EIGHT_BIT
-    read_values = read_values and _latents(call) is None  # unwritten tokens hold no scales yet
+    in_pages = isinstance(sequence, PagedKV | PagedRagged)  # whose tokens' scales `check_values` reads
     if q.dtype not in DTYPES and not narrow:
         rules.add(f"q has dtype {q.dtype}", f"q must be one of {', '.join(str(x) for x in DTYPES)}, or of 8 bits")
     for (name, x), scale_name in zip_longest((*values, queries), sequence.scale_names):
@@ -41,7 +41,9 @@ def check_types(rules: Rules, call: Call, read_values: bool) -> None:
         scale = sequence.scales().get(scale_name)
         if scale is not None and x.ndim >= 3:
             of_rows = isinstance(sequence, Dense) and scale is not sequence.v_scale
-            _check_scale(rules, (scale_name, scale), (name, x), read_values, of_rows)
+            of_tokens = in_pages and x is not q and getattr(scale, "ndim", 0) > 1
+            read = read_values and not of_tokens
+            _check_scale(rules, (scale_name, scale), (name, x), read, of_rows)
 
 
 def _check_scale(

@@ -41,12 +41,12 @@ def apart(written: tuple[int, int], starts: Sequence[int], sizes: Sequence[int])
 
 
 def has_memory(x: Tensor) -> bool:
-    """Whether a tensor has an address in memory; traced and transformed ones have none."""
+    """Whether a tensor has an address in memory; traced and transformed ones, and those on "meta", have none."""
     try:
         x.data_ptr()
     except RuntimeError:
         return False
-    return True
+    return not x.is_meta
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:

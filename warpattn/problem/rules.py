@@ -57,6 +57,7 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
     operands, scales, indices = sequence.operands(call.q, call.k, call.v), sequence.scales(), sequence.indices()
     tensors = [x for x in operands.values() if isinstance(x, Tensor)]
     backend = choose_backend(rules, call.backend, call.q)
+    on_host = backend is not None and (backend == "reference" or backend.startswith("simulate:"))
     _check_options(rules, call)
     mask, score = _traced(rules, call)
     plain = {x.dtype for x in tensors} in ALIKE and not scales
@@ -68,7 +69,7 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
             folded = scale > LOWEST_SCALE and exponent * FOLDED < LARGEST_SCALE
             score = AS_IT_IS if score is None and not folded else score
     if not plain:
-        check_types(rules, call, read_values and backend == "reference")
+        check_types(rules, call, read_values and on_host)
     captured = [x for program in (mask, score) if program is not None for x in program.tensors]
     given = any(x is not None for x in (call.sinks, call.out, call.score))
     if sizes is not None and (given or captured or mask is None):  # a mask of indices alone fits every call
@@ -80,7 +81,6 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
         names = check_gradients(rules, call, backend, sizes, () if score is None else score.tensors)
     if backend is not None and backend != "reference":
         _check_kernels(rules, call, backend.removeprefix("simulate:"), sizes, plain, names, read_values)
-    on_host = backend is not None and (backend == "reference" or backend.startswith("simulate:"))
     if read_values and not rules.broken and sizes is not None and on_host:
         check_values(rules, call, sizes)
     if rules.broken:

@@ -67,6 +67,9 @@ class LatentPages(PagedKV):
         other.__post_init__()
         return other
 
+    def token_scales(self) -> dict[str, Tensor]:
+        return {}  # engines warm up over tokens that nothing has written: their scales are 0
+
     def indices(self) -> dict[str, Tensor]:
         return super().indices() | {"kv.rope": self.rope}
 
@@ -119,5 +122,9 @@ def latent_parts(cache: Tensor) -> LatentParts:
     if not fine:
         found = f"{cache.dtype} {tuple(cache.shape)}" if is_tensor(cache) else type(cache).__name__
         raise AttentionError(f"cache is {found}; it must be uint8 (num_pages, page_size, heads, {TOKEN_BYTES})")
+    rows = (*cache.stride()[:-1], cache.storage_offset())
+    if cache.stride(-1) != 1 or any(start % 4 for start in rows):  # of fp32 scales, which torch would not view
+        what = f"cache has strides {cache.stride()} and begins at byte {cache.storage_offset()}"
+        raise AttentionError(f"{what}; a token's bytes must be in one piece and begin at multiples of 16")
     latents, scale, rope = cache.split([LATENT, 4 * BLOCKS, 2 * ROTARY], -1)
     return LatentParts(latents.view(torch.float8_e4m3fn), scale.view(torch.float32), rope.view(torch.bfloat16))

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from warpattn.errors import Rules
 from warpattn.inputs import kind_of
-from warpattn.quantized import rows_of_pages
+from warpattn.quantized import check_scale_values, rows_of_pages
 from warpattn.sequences.ragged import Ragged, most
 from warpattn.sequences.rules import check_bound, check_index, check_offsets, check_shapes, check_shared, check_table
 from warpattn.sequences.sequence import Sequence, Sizes
@@ -86,6 +87,24 @@ class PagedKV(Sequence):
         queries = [sizes.seq_q] * sizes.batch if queries is None else queries
         shared = (self.shared_pages, self.shared_pages * self.k_pages.shape[1])
         check_shared(rules, queries, self.lengths, self.block_table[:, : self.shared_pages], shared)
+        of_tokens = {} if rules.broken else self.token_scales()
+        used = self._used_rows() if of_tokens else None
+        for name, scale in of_tokens.items():
+            check_scale_values(rules, name, scale, used)
+
+    def token_scales(self) -> dict[str, Tensor]:
+        """Return the scales of keys and values that tokens have of their own, by name."""
+        pairs = zip(self.scale_names, (self.k_scale, self.v_scale), strict=False)
+        return {name: scale for name, scale in pairs if scale is not None and scale.ndim > 1}
+
+    def _used_rows(self) -> Tensor:
+        """Which rows (num_pages, page_size) hold a key; others have no scale yet."""
+        size, device = self.k_pages.shape[1], self.block_table.device
+        used = torch.zeros(self.k_pages.shape[:2], dtype=torch.bool, device=device)
+        for pages, length in zip(self.block_table.long(), self.lengths.tolist(), strict=True):
+            position = torch.arange(length, device=device)
+            used[pages[position // size], position % size] = True
+        return used
 
     def longest(self, sizes: Sizes) -> tuple[int, int]:
         return sizes.seq_q, most(self.lengths)

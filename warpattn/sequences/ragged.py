@@ -118,3 +118,23 @@ def with_parts(
     brought = brought | {name: scale for name, scale in scales.items() if scale is not None}
     check_once("seq", seq, brought)
     return rows, keys, values, replace(seq, **brought)
+
+
+def promised(seq: Ragged) -> dict[str, int]:
+    """Return the upper bounds of lengths that hold for every call of a plan, by name."""
+    given = {"max_q": seq.max_q, "max_k": seq.max_k}
+    return {name: bound for name, bound in given.items() if bound is not None}
+
+
+def check_bounds(seq: Ragged, bounds: dict[str, int]) -> None:
+    """Raise AttentionError if a call promises less than the plan's `bounds`."""
+    for name, most in bounds.items():
+        bound = getattr(seq, name)
+        if bound is not None and not (isinstance(bound, int) and bound <= most):
+            raise AttentionError(f"seq.{name} is {bound!r}; the plan was made for sequences of up to {most}")
+
+
+def bounded(seq: Ragged, bounds: dict[str, int]) -> Ragged:
+    """Return the offsets with the plan's `bounds` where the call gives none: kernels rely on them."""
+    missing = {name: most for name, most in bounds.items() if getattr(seq, name) is None}
+    return replace(seq, **missing) if missing else seq

@@ -112,7 +112,8 @@ def _check_places(rules: Rules, kv: PagedKV, new: NewRows) -> None:
         rules.require(x.dtype == torch.int32, f"{name} has dtype {x.dtype}", "it must be torch.int32")
     others |= dict(zip(("cos", "sin"), new.angles or (), strict=False))
     check_places(rules, copied, others, "append_paged")
-    check_memory(rules, {"k_new": new.k, "v_new": new.v}, {"k_pages": kv.k_pages, "v_pages": kv.v_pages})
+    pages = {"k_pages": kv.k_pages, "v_pages": kv.v_pages}
+    check_memory(rules, {"k_new": new.k, "v_new": new.v}, pages, new.angles is not None)
 
 
 def _check_values(rules: Rules, kv: PagedKV, k_new: Tensor, cos: Tensor | None) -> None:

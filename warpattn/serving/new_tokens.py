@@ -71,9 +71,10 @@ def check_places(rules: Rules, copied: dict[str, Tensor], others: dict[str, Tens
         rules.require(not grad, f"{name} requires a gradient", f"{function} has none; {WITHOUT}")
 
 
-def check_memory(rules: Rules, new: dict[str, Tensor], pages: dict[str, Tensor]) -> None:
+def check_memory(rules: Rules, new: dict[str, Tensor], pages: dict[str, Tensor], rotates: bool) -> None:
     """Check memory, keys first: no two elements of a cache share a place, none is shared with `new`. Values may be the
-    first columns of keys if new ones are, too. Repeated calls on a card rely on the first call's check."""
+    first columns of keys if new ones are, too, unless the call rotates keys. Repeated calls on a card rely on the first
+    call's check."""
     for name, x in pages.items():
         what = f"{name} has shape {tuple(x.shape)} and strides {x.stride()}"
         rules.require(not overlaps_itself(x), what, "each of its elements must have its own place in memory")
@@ -84,7 +85,12 @@ def check_memory(rules: Rules, new: dict[str, Tensor], pages: dict[str, Tensor])
         return
     (k_pages, v_pages), (k, v) = pages.values(), new.values()
     latent = k.shape[:-1] == v.shape[:-1] and begins_with(k_pages, v_pages) and begins_with(k, v)
-    if not latent and overlap(k_pages, v_pages):
+    if not overlap(k_pages, v_pages):
+        return
+    if latent:
+        rule = "values are written there without a rotation: rotate new keys and values before the call"
+        rules.require(not rotates, "v_pages are the first columns of k_pages and cos is given", rule)
+    else:
         what = f"k_pages start at {k_pages.data_ptr()} and v_pages at {v_pages.data_ptr()}"
         rules.add(what, "they must not share memory, unless values are the first columns of keys, new ones as well")
 

@@ -44,7 +44,7 @@ from warpattn.runtime.launches import list_launches
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery, check_once, parted
-from warpattn.sequences.ragged import with_parts
+from warpattn.sequences.ragged import bounded, check_bounds, promised, with_parts
 
 Result = Tensor | tuple[Tensor, Tensor]
 Pair = tuple[Tensor | Quantized, Tensor | Quantized]
@@ -180,7 +180,7 @@ class ServingPlan:
         _check(self._names, tensors, self._like)
         q, k, v, *indices = tensors
         if torch.is_grad_enabled() or forward_ad._current_level >= 0:
-            self._refuse_gradients(tensors, sinks)
+            self._refuse_gradients(tensors, {"sinks": sinks, "out": out})
         rope, given = sequence.q_rope, out is not None
         out, lse = self._results(q, k, v, out)
         sinks_at = self._sinks_at if sinks is None else self._address_of(sinks)
@@ -193,8 +193,11 @@ class ServingPlan:
                 self._check_apart(out, given, (q, k, v, self._tail["sinks"] if sinks is None else sinks, rope))
         if self._bound is None or not (out_at and k_at):  # empty tensors have no address
             tail: dict[str, Any] = self._tail if sinks is None else self._tail | {"sinks": sinks}
+            given_too = [("out", out, self._like_out), ("sinks", sinks, self._like_sinks)]
+            for name, x, like in (*zip(self._names, tensors, self._like, strict=True), *given_too):
+                if x is not None and like is not None:
+                    _refuse_other(name, x, like)  # tensors on "meta" have the number of the CPU
             result, found = self._refer((q, k, v), sequence, tail)
-            _refuse_other("out", out, self._like_out)  # tensors on "meta" have the number of the CPU
             overwrite(out[: len(result)], result)
             if lse is not None:
                 overwrite(lse, found)
@@ -217,11 +220,12 @@ class ServingPlan:
         q, k, v = qkv
         return reference(q, k, v, sequence=sequence, **tail)
 
-    def _refuse_gradients(self, tensors: tuple[Tensor, ...], sinks: Tensor | None) -> None:
+    def _refuse_gradients(self, tensors: tuple[Tensor, ...], beside: dict[str, Tensor | None]) -> None:
         """AttentionError if a result would have to carry gradients of a step's tensors, or kernels their tangents."""
-        asking = getattr(sinks, "requires_grad", False) or any([tensors[at].requires_grad for at in self._floats])
+        every = [*[tensors[at] for at in self._floats], *beside.values()]
+        asking = any([getattr(x, "requires_grad", False) for x in every])
         dual = self._bound is not None and forward_ad._current_level >= 0
-        named = [*zip(self._names, tensors, strict=True), ("sinks", sinks)] if asking or dual else []
+        named = [*zip(self._names, tensors, strict=True), *beside.items()] if asking or dual else []
         if asking:
             _check_gradients(named)
         if dual:
@@ -359,7 +363,7 @@ class PrefillPlan(ServingPlan):
         call = Call(rows, keys, values, seq, mask, score, sinks, scale, return_lse)
         super().__init__(call, PlanOptions(batch_invariant))
         self._rows, self._keys = rows.shape[0], keys.shape[0]
-        self._bounds = {"max_q": seq.max_q, "max_k": seq.max_k}
+        self._bounds = promised(seq)
 
     def __call__(
         self, q: Tensor | Quantized | LatentQuery, k: Tensor | Quantized, v: Tensor | Quantized, seq: Ragged,
@@ -371,11 +375,13 @@ class PrefillPlan(ServingPlan):
         if tuple(indices) != self._names[3:]:
             what = f"the call has {' and '.join(indices)}"
             raise AttentionError(f"{what}; the plan was made for {' and '.join(self._names[3:])}")
-        for name, most in self._bounds.items():
-            bound = getattr(seq, name)
-            if most is not None and bound is not None and not (isinstance(bound, int) and bound <= most):
-                raise AttentionError(f"seq.{name} is {bound!r}; the plan was made for sequences of up to {most}")
+        check_bounds(seq, self._bounds)
         return self._run((rows, keys, values, *indices.values()), seq, out)
+
+    def _refer(self, qkv: tuple[Tensor, ...], sequence: Sequence, tail: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """With the plan's bounds, which a call without its own promises, too."""
+        assert isinstance(sequence, Ragged)
+        return super()._refer(qkv, bounded(sequence, self._bounds), tail)
 
     def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return as many rows of the plan's output as q has, or the caller's output."""

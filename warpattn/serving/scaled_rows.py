@@ -20,6 +20,11 @@ def check_scales(rules: Rules, scales: dict[str, Tensor | None], tensors: dict[s
         _check_scale_of(rules, name, scale, pages_name, tensors.get(pages_name))
     if rules.broken:
         return
+    k_pages, v_pages = tensors["k_pages"], tensors.get("v_pages")
+    if v_pages is not None and overlap(k_pages, v_pages):  # the first columns of keys, see `check_memory`
+        rule = "rows are written by both: k_scale and v_scale must be equal, per tensor or head"
+        fine = _is_one_scale(scales["k_scale"], scales["v_scale"], k_pages.device.type == "cpu")
+        rules.require(fine, "v_pages are the first columns of k_pages and have another scale", rule)
     written = {name: x for name, x in scales.items() if x is not None and x.ndim > 1}  # computed from each row
     others = tensors | {name: x for name, x in scales.items() if x is not None}
     for name, scale in written.items():
@@ -31,6 +36,16 @@ def check_scales(rules: Rules, scales: dict[str, Tensor | None], tensors: dict[s
             what = f"{name} starts at {scale.data_ptr()} and {other} at {x.data_ptr()}"
             shared = other != name and overlap(scale, x)
             rules.require(not shared, what, f"{name} is written and must not share memory with {other}")
+
+
+def _is_one_scale(k_scale: Tensor | None, v_scale: Tensor | None, read_values: bool) -> bool:
+    """Whether two scales of pages are the same given ones; without `read_values` as far as their shapes say."""
+    if any(scale is not None and scale.ndim > 1 for scale in (k_scale, v_scale)):
+        return False
+    if not read_values:
+        return (k_scale is None) == (v_scale is None)
+    k_one, v_one = (torch.ones((), device="cpu") if scale is None else scale for scale in (k_scale, v_scale))
+    return bool((k_one == v_one).all())
 
 
 def _check_scale_of(rules: Rules, name: str, scale: Tensor | None, pages_name: str, pages: Tensor | None) -> None:

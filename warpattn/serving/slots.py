@@ -72,7 +72,7 @@ def append_slots(
         ranked = _check_positions(rules, slot_mapping, positions, angles)
         others = {"slot_mapping": slot_mapping} | ({} if positions is None or not ranked else {"positions": positions})
         check_places(rules, new | pages, others | dict(zip(("cos", "sin"), angles or (), strict=False)), "append_slots")
-        check_memory(rules, new, pages)
+        check_memory(rules, new, pages, angles is not None)
         check_scales(rules, {"k_scale": k_scale, "v_scale": v_scale}, new | pages)
     rules.done()
     count = len(slot_mapping)

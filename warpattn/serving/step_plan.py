@@ -29,6 +29,7 @@ from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.scores import Score
 from warpattn.sequences import PagedKV, PagedRagged, Ragged, Sequence
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery
+from warpattn.sequences.ragged import bounded, check_bounds, promised
 from warpattn.serving.plans import Result, ServingPlan, with_query_parts
 
 # Parameters that hold the number of sequences, in the kernels of Hopper, Blackwell and CDNA and in combining kernels.
@@ -86,7 +87,7 @@ class StepPlan(ServingPlan):
         options = PlanOptions(batch_invariant, copies=False, workspace=workspace)
         super().__init__(call, options, read_values=False)
         del self.out  # callers give their own, or a call makes one
-        self._rows, self._sequences = len(q), len(kv.lengths)
+        self._rows, self._sequences, self._bounds = len(q), len(kv.lengths), promised(seq)
 
     @cached_property
     def seq(self) -> Ragged:
@@ -144,6 +145,8 @@ class StepPlan(ServingPlan):
         if offsets != batch + 1 or tables != batch:
             rule = f"kv.lengths has {batch} sequences, so they must have {batch + 1} and {batch}"
             raise AttentionError(f"seq.cu_q has {offsets} and kv.block_table {tables} rows; {rule}")
+        if self._bounds:
+            check_bounds(seq, self._bounds)
         if self._bound is not None:
             for cell in self._batch:
                 cell.value = batch
@@ -153,12 +156,13 @@ class StepPlan(ServingPlan):
         return self._run(tensors, PagedRagged(kv, seq), out, sinks)
 
     def _refer(self, qkv: tuple[Tensor, ...], sequence: Sequence, tail: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Without the rows of padding, which the reference does not take."""
+        """Without the rows of padding, which the reference does not take, and with the plan's bound."""
         assert isinstance(sequence, PagedRagged)
         (q, k, v), kv, rows = qkv, sequence.kv, max(0, int(sequence.cu_q[-1]))
         of_rows = {"q_rope": kv.q_rope, "q_scale": None if kv.q_scale is None or kv.q_scale.ndim < 2 else kv.q_scale}
         kv = kv.with_fields(**{name: x[:rows] for name, x in of_rows.items() if x is not None})
-        return super()._refer((q[:rows], k, v), replace(sequence, kv=kv), tail)
+        seq = bounded(sequence.queries, self._bounds)
+        return super()._refer((q[:rows], k, v), replace(sequence, kv=kv, queries=seq), tail)
 
     def update(self, cu_q: Tensor, lengths: Tensor, block_table: Tensor) -> None:
         """Copy a step's indices, int32 on any device, into `plan.seq` and `plan.kv`; the plan's other sequences get no
@@ -183,7 +187,7 @@ class StepPlan(ServingPlan):
         overwrite(own_q[: batch + 1], cu_q, non_blocking=True)
         overwrite(own_lengths[:batch], lengths, non_blocking=True)
         overwrite(table[:batch, : block_table.shape[1]], block_table, non_blocking=True)
-        with writing(own_q):
+        with writing(own_q), writing(own_lengths):
             own_q[batch + 1 :].copy_(own_q[batch : batch + 1].expand(len(own_q) - batch - 1))
             own_lengths[batch:].zero_()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import warpattn as wa
 from warpattn.problem.memory import apart, extent, overlap, overlaps_itself
-from warpattn.serving import append_paged
+from warpattn.serving import append_paged, append_slots
 
 B, S, H, D = 1, 8, 2, 16
 SHARED = "must not share memory"
@@ -157,3 +157,26 @@ def test_latent_values_are_columns_of_the_keys():
     pages, new = normal(3, 4, 1, 24), normal(2, 1, 1, 24)
     append_paged(**(cache() | {"k_pages": pages, "v_pages": pages[..., :D], "k_new": new, "v_new": new[..., :D]}))
     assert torch.equal(pages[0, 1], new[0, 0])
+
+
+def test_latent_values_that_are_not_columns_of_the_keys():
+    """Two writes of one place, of which the later one would stay: without the rotation, or with the values' scale."""
+    pages, new, angles = normal(3, 4, 1, 24), normal(2, 1, 1, 24), normal(2, 8, 4)
+    call = cache() | {"k_pages": pages, "v_pages": pages[..., :D], "k_new": new, "v_new": new[..., :D]}
+    before = pages.clone()
+    with pytest.raises(wa.AttentionError, match="first columns of k_pages and cos is given"):
+        append_paged(**call, cos=angles[0], sin=angles[1])
+    new, named = new[:, 0], {"positions": ints(1, 2), "cos": angles[0], "sin": angles[1]}
+    with pytest.raises(wa.AttentionError, match="first columns of k_pages and cos is given"):
+        append_slots(new, new[..., :D], pages, pages[..., :D], ints(1, -1), **named)
+    assert torch.equal(pages, before)
+    narrow = torch.zeros(3, 4, 1, 24).to(torch.float8_e4m3fn)
+    call |= {"k_pages": narrow, "v_pages": narrow[..., :D]}
+    half, one = torch.tensor(0.5), torch.ones(3, 4, 1)
+    others = ((half, None), (None, half), (half, half * 2), (half, torch.ones(1)), (one, one.clone()), (half, one))
+    for scales in others:
+        with pytest.raises(wa.AttentionError, match="first columns of k_pages and have another scale"):
+            append_paged(**call, **dict(zip(("k_scale", "v_scale"), scales, strict=True)))
+    assert not narrow.float().any()
+    append_paged(**call, k_scale=half, v_scale=torch.tensor([0.5]))
+    assert torch.equal(narrow[0, 1].float(), wa.quantize(call["k_new"][0], scale=half).values[0].float())

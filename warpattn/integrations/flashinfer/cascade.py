@@ -63,6 +63,7 @@ class MultiLevelCascadeAttentionWrapper(Wrapper):
     def plan(given: Any) -> None:
         """Set the queries and pages of each request of each level; every level counts all queries."""
         own, count = given.self, len(given.self.levels)
+        own.layer = None  # nothing is planned until all levels are
         lists = zip(*(_of_levels(given, name, count) for name in LISTS), strict=True)
         if count > 1 and given.window_left is not None and given.window_left >= 0:
             rule = "with several levels it would count from the end of each one's keys"

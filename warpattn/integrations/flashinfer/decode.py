@@ -47,7 +47,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
 
     @drop_in(
         "self, float_workspace_buffer: tensor, kv_layout='NHD', use_cuda_graph=False, use_tensor_cores=False, "
-        "paged_kv_indptr_buffer=None, paged_kv_indices_buffer=None, paged_kv_last_page_len_buffer=None, "
+        "paged_kv_indptr_buffer: ints=None, paged_kv_indices_buffer: ints=None, paged_kv_last_page_len_buffer=None, "
         "backend='auto', jit_args=None, jit_kwargs=None",
         refused=dict.fromkeys(("jit_args", "jit_kwargs"), "kernels of your own are not compiled"),
         hints={"use_tensor_cores", "backend"},
@@ -74,8 +74,10 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     def plan(given: Any) -> None:
         """Set the pages of each request. Reads the lists back from a card, as FlashInfer does."""
         own = given.self
-        own.layer, own.planned = layer_of(given, given.head_dim), given
+        own.layer = None  # nothing is planned until all of it is
+        layer = layer_of(given, given.head_dim)
         own.tables.plan(PageLists(given.indptr, given.indices, given.last_page_len, int(given.page_size)), own.device)
+        own.layer, own.planned = layer, given
 
     @drop_in(
         "self, q: 3, paged_kv_cache, q_scale=None, k_scale=None, v_scale=None, out: 3=None, lse: 2=None, "

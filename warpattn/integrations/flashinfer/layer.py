@@ -31,6 +31,7 @@ __all__ = [
 
 LAYOUTS = ("NHD", "HND")
 LOG2_E = math.log2(math.e)
+SMALLEST = 2.0**-149  # of the positive numbers of fp32
 ROTATED = "positions are not encoded here: rotate q and k before the call"
 SCALES = ("q_scale", "k_scale", "v_scale")
 
@@ -86,6 +87,8 @@ def eight_bit_scale(name: str, given: Given, x: Any) -> Tensor | None:
         if value is None:
             rule = "it must be a number, or a tensor of one or of one for each head"
             raise AttentionError(f"{name} is {kind_of(factor)}; {rule}")
+        if not SMALLEST <= value <= torch.finfo(torch.float32).max:
+            raise AttentionError(f"{name} is {value}; a scale must be positive and finite, in fp32")
         return torch.full((), float(value), dtype=torch.float32, device=x.device)
     if factor.numel() != 1 and tuple(factor.shape) != (x.shape[-2],):
         rule = f"it must have one element, or shape ({x.shape[-2]},), one for each head"
@@ -160,7 +163,18 @@ def finished(given: Given, out: Tensor, lse: Tensor) -> Tensor | tuple[Tensor, T
         raise AttentionError(f"lse has shape {tuple(target.shape)}; it must be {tuple(found.shape)}")
     if target is None:
         return out, found
+    if target.dtype != found.dtype:
+        raise AttentionError(f"lse has dtype {target.dtype}; it must be {found.dtype}")
+    if found.requires_grad:
+        raise AttentionError("lse is given; there is no gradient through it; leave it out or use torch.no_grad()")
     if not torch.compiler.is_compiling():
-        read = {"out": out, "q": asked.get("q")}
-        require_own({"lse": target}, {name: x for name, x in read.items() if isinstance(x, torch.Tensor)})
+        require_own({"lse": target}, _read(asked) | {"out": out})
     return out, fill(target, found)
+
+
+def _read(asked: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors of a call but its lse, those of pairs by name and number."""
+    given = {name: value for name, value in asked.items() if name != "lse"}
+    pairs = {name: value for name, value in given.items() if isinstance(value, list | tuple)}
+    every = given | {f"{name}[{i}]": x for name, pair in pairs.items() for i, x in enumerate(pair)}
+    return {name: x for name, x in every.items() if isinstance(x, Tensor)}

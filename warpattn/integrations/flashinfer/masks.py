@@ -14,6 +14,7 @@ from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import is_tensor, kind_of
+from warpattn.integrations.signature import require_integers
 from warpattn.language.expr import load
 from warpattn.language.traced import Lengths
 from warpattn.masks import Mask
@@ -41,7 +42,7 @@ def flat_mask(given: Tensor, cu_q: Tensor, keys: Tensor, device: torch.device) -
     """Make the mask of requests with offsets cu_q (batch + 1,) and numbers of keys (batch,), both on the host."""
     sizes = _sizes(cu_q, keys)
     _check("custom_mask", given, sizes)
-    return FlatMask(given.bool().to(device), _starts(sizes).to(device, torch.int32))
+    return FlatMask(given.to(device, torch.bool, copy=True), _starts(sizes).to(device, torch.int32))
 
 
 def packed_mask(given: Tensor, cu_q: Tensor, keys: Tensor, device: torch.device) -> FlatMask:
@@ -90,8 +91,10 @@ def segment_packbits(x: Tensor, indptr: Tensor, bitorder: str = "big") -> tuple[
     them. Reads indptr back from a card."""
     rules = Rules()
     fine = rules.tensor("x", x, "elements") & rules.tensor("indptr", indptr, "segments + 1")
-    ends = indptr.tolist() if fine else [0]
+    ends = [0]
     if fine:
+        require_integers("indptr", indptr)
+        ends = indptr.tolist()
         what, rule = f"indptr is {ends}", f"it must begin with 0, not fall, and end with the elements of x, {len(x)}"
         rules.require(ends[:1] == [0] and sorted(ends) == ends and ends[-1] == len(x), what, rule)
     rules.done()

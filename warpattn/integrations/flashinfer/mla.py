@@ -22,7 +22,7 @@ from warpattn.integrations.flash_attn.latent import joined, queries
 from warpattn.integrations.flashinfer.layer import Layer, check_output, dtype_of, eight_bit_scale, finished
 from warpattn.integrations.flashinfer.older import Wrapper, check_planned
 from warpattn.integrations.flashinfer.pages import PageLists, Tables, kept_offsets
-from warpattn.integrations.signature import Given, drop_in
+from warpattn.integrations.signature import Given, drop_in, require_integers
 from warpattn.masks import Causal, Full
 from warpattn.quantized import EIGHT_BIT
 from warpattn.sequences import PagedKV, Ragged
@@ -80,6 +80,7 @@ class MLAPlanMetadata:
         if not is_tensor(x) or x.ndim != rank or x.dtype not in (torch.int32, torch.int64):
             found = f"{x.dtype} of rank {x.ndim}" if is_tensor(x) else kind_of(x)
             raise AttentionError(f"{name} is {found}; it must be a tensor of int32 or int64 of rank {rank}")
+        require_integers(name, x)
         return x
 
 
@@ -119,6 +120,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         """Set the queries and pages of each request. Reads lists back from a card, as FlashInfer does; a table and its
         lengths are used in place, and may change between replays of a graph."""
         own, requests = given.self, _requests(given)
+        own.layer = None  # nothing is planned until all of it is
         absent = [name for name in NEEDED if getattr(given, name) is None]
         if absent:
             raise AttentionError(*(f"{name} is None; latent attention needs it" for name in absent))
@@ -151,7 +153,8 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         own, plan = given.self, given.self.planned
         check_planned(own, "run")
         base = "basee" if given.return_lse_base_on_e else "base2"
-        if given.return_lse and plan.lse_mode not in ("none", base):
+        fine = isinstance(plan.lse_mode, str) and plan.lse_mode in ("none", base)
+        if given.return_lse and not fine:
             rule = f"plan was called with lse_mode {kind_of(plan.lse_mode)}"
             raise AttentionError(f"return_lse_base_on_e is {given.return_lse_base_on_e}; {rule}")
         widths = (plan.head_dim_ckv, plan.head_dim_kpe)

@@ -69,8 +69,8 @@ def older_call(signature: str, return_lse: bool) -> Callable[..., Any]:
         changed = {name: getattr(given, name) for name in OPTIONS if name in vars(given)}
         if getattr(own, "own_mask", None) is not None:
             changed["causal"] = False
-        own.planned = Given(vars(own.planned) | changed)
-        own.layer = layer_of(own.planned, given.q.shape[-1])
+        planned = Given(vars(own.planned) | changed)
+        own.layer, own.planned = layer_of(planned, given.q.shape[-1]), planned
         named = {name: value for name, value in vars(given).items() if name in OF_RUN}
         return own.run(**named, return_lse=return_lse)
 

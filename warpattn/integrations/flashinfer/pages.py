@@ -43,6 +43,7 @@ class Tables:
         self.fixed = fixed
         self.table: Tensor | None = None
         self.lengths: Tensor | None = None
+        self.own: tuple[Tensor, Tensor] | None = None  # made of lists
         self.sizes = (0, 0)  # rows of a page, fewest pages of a cache
 
     def plan(self, lists: PageLists, device: torch.device) -> None:
@@ -66,11 +67,12 @@ class Tables:
         table[taken] = pages.to(torch.int32)
         lengths = torch.where(counts > 0, (counts - 1) * size + last, 0).to(torch.int32)
         self.sizes = (size, int(pages.max()) + 1 if len(pages) else 0)
-        if self.fixed is None or self.table is None or self.lengths is None:
-            self.table, self.lengths = table.to(device), lengths.to(device)
+        if self.fixed is None or self.own is None:
+            self.own = table.to(device), lengths.to(device)
         else:
-            fill(self.table, table)
-            fill(self.lengths, lengths)
+            for own, new in zip(self.own, (table, lengths), strict=True):
+                fill(own, new)
+        self.table, self.lengths = self.own
 
     def hold(self, table: Tensor, lengths: Tensor, page_size: int) -> None:
         """Use the caller's table and lengths in place; copies them only if they are not int32."""
@@ -126,7 +128,7 @@ def kept_offsets(own: Any, name: str, given: Tensor) -> tuple[Tensor, int]:
     host = given.to("cpu", torch.int32)
     kept = own.offsets.get(name)
     if kept is None or not own.is_cuda_graph_enabled:
-        kept = own.offsets[name] = host.to(own.device)
+        kept = own.offsets[name] = host.to(own.device, copy=True)  # the caller may write his own again
     elif len(kept) != len(host):
         raise AttentionError(f"{name} has {len(host)} offsets; the graph was made for {len(kept)}")
     else:

@@ -12,7 +12,7 @@ from torch import Tensor
 from warpattn.api import attention_paged, attention_varlen
 from warpattn.errors import AttentionError
 from warpattn.integrations.flashinfer.decode import BLOCK_SCALES, planned_layer
-from warpattn.integrations.flashinfer.layer import finished, of_layout, with_scale, with_scales
+from warpattn.integrations.flashinfer.layer import Layer, finished, of_layout, with_scale, with_scales
 from warpattn.integrations.flashinfer.masks import FlatMask, flat_mask, packed_mask
 from warpattn.integrations.flashinfer.older import Wrapper, layer_of, older_call
 from warpattn.integrations.flashinfer.pages import PageLists, Tables, kept_offsets
@@ -66,11 +66,17 @@ class _PrefillWrapper(Wrapper):
         self.offsets: dict[str, Tensor] = {}
         self.own_mask: FlatMask | None = None
 
-    def _plan_layer(self, given: Given) -> None:
-        """Set the layer; a custom mask replaces `causal`."""
+    def _new_plan(self, given: Given, of_keys: str) -> tuple[Given, Layer]:
+        """Forget the plan before, and return the options and the layer of the new one, which is set when all of it is
+        there; a custom mask replaces `causal`. of_keys: the name of the keys' offsets."""
+        self.layer = None
+        queries, keys = len(given.qo_indptr), len(getattr(given, of_keys))
+        if queries != keys:
+            rule = "they must be those of the same requests"
+            raise AttentionError(f"qo_indptr has {queries} offsets and {of_keys} {keys}; {rule}")
         causal = bool(given.causal) and given.custom_mask is None and given.packed_custom_mask is None
-        self.planned = Given(vars(given) | {"causal": causal})
-        self.layer = layer_of(self.planned, given.head_dim_qk)
+        planned = Given(vars(given) | {"causal": causal})
+        return planned, layer_of(planned, given.head_dim_qk)
 
     def _plan_mask(self, given: Given, keys: Tensor) -> None:
         """Set the custom mask; `keys` are the requests' numbers of keys, on the host."""
@@ -94,8 +100,9 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
     """Attention of any numbers of new tokens of each request, whose keys are in pages."""
 
     @drop_in(
-        "self, float_workspace_buffer: tensor, kv_layout='NHD', use_cuda_graph=False, qo_indptr_buf=None, "
-        "paged_kv_indptr_buf=None, paged_kv_indices_buf=None, paged_kv_last_page_len_buf=None, custom_mask_buf=None, "
+        "self, float_workspace_buffer: tensor, kv_layout='NHD', use_cuda_graph=False, qo_indptr_buf: ints=None, "
+        "paged_kv_indptr_buf=None, paged_kv_indices_buf: ints=None, paged_kv_last_page_len_buf=None, "
+        "custom_mask_buf=None, "
         "mask_indptr_buf=None, backend='auto', jit_args=None, jit_kwargs=None, variant_owns_mask=False, "
         "max_total_num_rows=None",
         hints={"backend", "variant_owns_mask", "max_total_num_rows"},
@@ -118,12 +125,13 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
     def plan(given: Any) -> None:
         """Set the queries and pages of each request. Reads the lists back from a card, as FlashInfer does."""
         own = given.self
-        own._plan_layer(given)
+        planned, layer = own._new_plan(given, "paged_kv_indptr")
         own.cu_q, longest = kept_offsets(own, "qo_indptr", given.qo_indptr)
         own.max_q = None if own.is_cuda_graph_enabled else longest
         lists = (given.paged_kv_indptr, given.paged_kv_indices, given.paged_kv_last_page_len)
         own.tables.plan(PageLists(*lists, int(given.page_size)), own.device)
         own._plan_mask(given, own.tables.lengths.cpu())
+        own.planned, own.layer = planned, layer
 
     @drop_in(
         "self, q: 3, paged_kv_cache, q_scale=None, k_scale=None, v_scale=None, out=None, lse: 2=None, "
@@ -178,12 +186,13 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
     def plan(given: Any) -> None:
         """Set where each request's queries and keys start."""
         own = given.self
-        own._plan_layer(given)
+        planned, layer = own._new_plan(given, "kv_indptr")
         own._plan_mask(given, given.kv_indptr.cpu().diff())
         cu_q, max_q = kept_offsets(own, "qo_indptr", given.qo_indptr)
         cu_k, max_k = kept_offsets(own, "kv_indptr", given.kv_indptr)
         bounds = (None, None) if own.is_cuda_graph_enabled else (max_q, max_k)
         own.seq = Ragged(cu_q, cu_k, *bounds)
+        own.planned, own.layer = planned, layer
 
     @drop_in(
         "self, q: 3, k, v, q_scale=None, k_scale=None, v_scale=None, o_scale=None, out=None, lse: 2=None, "

@@ -31,6 +31,8 @@ def merge_states(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
 def merge_state_in_place(v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor, mask: Tensor | None = None) -> None:
     """Merge the other state into v and s; rows where `mask` (rows,) is False stay."""
     merged = _merged([(v, s), (v_other, s_other)])
+    if s.dtype != torch.float32:
+        raise AttentionError(f"s has dtype {s.dtype}; it is overwritten and must be torch.float32")
     if mask is not None:
         _check({"mask": mask}, "rows")
         if len(mask) != len(v):
@@ -54,6 +56,8 @@ def _merged(states: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     for v, s in states:
         _check({"v": v}, "rows", "heads", "dim")
         _check({"s": s}, "rows", "heads")
+        if not s.is_floating_point():
+            raise AttentionError(f"s has dtype {s.dtype}; it must be a floating dtype")
     natural = [(v, in_base_e(s.float().transpose(0, 1))) for v, s in states]
     out, lse = warpattn.merge_states(natural)
     return out, in_base_2(lse).transpose(0, 1).contiguous()

@@ -129,6 +129,14 @@ def test_cdna_takes_the_formats_of_its_chip(arch, dtype):
 def test_what_is_no_cache():
     with pytest.raises(wa.AttentionError, match=r"cache is torch.uint8 \(5, 16, 1, 640\); it must be uint8"):
         wa.LatentPages.of_bytes(torch.zeros(5, 16, 1, 640, dtype=torch.uint8), TABLE, LENGTHS)
+    wide, odd = (torch.zeros(5, 16, 1, size, dtype=torch.uint8) for size in (2 * 656, 657))
+    words = "a token's bytes must be in one piece and begin at multiples of 16"
+    with pytest.raises(wa.AttentionError, match=words):
+        wa.LatentPages.of_bytes(wide[..., ::2], TABLE, LENGTHS)
+    with pytest.raises(wa.AttentionError, match=words):
+        wa.LatentPages.of_bytes(wide[..., 1:657], TABLE, LENGTHS)
+    with pytest.raises(wa.AttentionError, match=words):
+        wa.LatentPages.of_bytes(odd[..., :656], TABLE, LENGTHS)
     rope = torch.zeros(5, 16, 1, 65).bfloat16()[..., 1:]
     with pytest.raises(wa.AttentionError, match="its rows must be in one piece and start at multiples of 16 bytes"):
         wa.LatentPages(torch.zeros(5, 16, 1, 512).to(E4M3), rope, TABLE, LENGTHS)

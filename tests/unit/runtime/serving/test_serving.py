@@ -194,3 +194,9 @@ def test_a_prefill_plan_keeps_its_bounds():
         plan(x, x, x, wa.Ragged(starts, None, "2"))
     with pytest.raises(wa.AttentionError, match=r"seq\.max_q is 4; the plan was made for sequences of up to 3"):
         plan(x, x, x, wa.Ragged(starts, None, 4))
+    longer = torch.tensor([0, 1, 5], dtype=torch.int32)  # which kernels would attend in part
+    with pytest.raises(wa.AttentionError, match=r"seq\.max_q is 3; sequence 1 has 4 rows by seq\.cu_q"):
+        plan(x, x, x, wa.Ragged(longer))
+    apart = wa.PrefillPlan(x, x, x, wa.Ragged(starts, starts, None, 3))
+    with pytest.raises(wa.AttentionError, match=r"seq\.max_k is 3; sequence 1 has 4 rows by seq\.cu_k"):
+        apart(x, x, x, wa.Ragged(starts, longer))

@@ -83,6 +83,30 @@ def test_own_indices_serve_every_update():
     assert at == [x.data_ptr() for x in (plan.seq.cu_q, plan.kv.lengths, plan.kv.block_table)]
 
 
+def test_steps_keep_the_bound_of_the_plan():
+    """Kernels that a bound left out would leave rows unwritten."""
+    pages = pages_of()
+    plan = largest(pages, 8)
+    q, kv, seq = step((8, 1), (30, 64), pages)
+    torch.testing.assert_close(plan(q, kv, seq), wa.attention_paged(q, kv, seq))
+    with pytest.raises(wa.AttentionError, match=r"seq\.max_q is 9; the plan was made for sequences of up to 8"):
+        plan(q, kv, wa.Ragged(seq.cu_q, max_q=9))
+    q, kv, seq = step((9, 1), (30, 64), pages)
+    with pytest.raises(wa.AttentionError, match=r"seq\.max_q is 8; sequence 0 has 9 rows by seq\.cu_q"):
+        plan(q, kv, seq)
+
+
+@pytest.mark.parametrize("first", ["seq", "kv"])
+def test_own_indices_of_both_modes_are_written(first):
+    """Those that were made in inference mode and those that were not."""
+    plan = largest(pages_of())
+    getattr(plan, first)
+    with torch.inference_mode():
+        plan.update(*indices((1,), (3,)))
+    plan.update(*indices((2,), (5,)))
+    assert plan.seq.cu_q.tolist() == [0, 2, 2, 2, 2] and plan.kv.lengths.tolist() == [5, 0, 0, 0]
+
+
 def test_rows_after_the_last_sequence_are_padding():
     """They are not read and not written, as on a card; scales of tokens end with them."""
     pages, rows = pages_of(), 4
@@ -109,6 +133,39 @@ def test_gradients_of_a_step_are_refused():
     asking = eight.with_fields(k_scale=torch.ones((), requires_grad=True))
     with pytest.raises(wa.AttentionError, match=r"^kv.k_scale requires a gradient; a plan has no backward"):
         wa.StepPlan(q, eight, seq)(q, asking, seq)
+
+
+def test_an_output_that_requires_a_gradient():
+    """A kernel would write it without a word."""
+    pages = pages_of()
+    q, kv, seq = step((1, 1), (30, 64), pages)
+    k, v = torch.randn(2, 9, 2, 16)
+    ragged = wa.Ragged(*(torch.tensor([0, *ends], dtype=torch.int32) for ends in ((1, 2), (4, 9))))
+    for call in (
+        lambda out: wa.StepPlan(q, kv, seq)(q, kv, seq, out=out),
+        lambda out: wa.DecodePlan(q[:, None], kv)(q[:, None], kv, out[:, None]),
+        lambda out: wa.PrefillPlan(q, k, v, ragged)(q, k, v, ragged, out),
+    ):
+        out = torch.zeros_like(q, requires_grad=True)
+        with pytest.raises(wa.AttentionError, match=r"^out requires a gradient; a plan has no backward"):
+            call(out)
+        with torch.no_grad():
+            call(out)
+        assert out.any()
+
+
+@pytest.mark.parametrize("name", ["kv.k_scale", "seq.cu_q", "kv.lengths", "kv.block_table", "kv.k_pages", "q", "sinks"])
+def test_tensors_of_a_step_have_values(name):
+    """A tensor on the device meta has the number of the CPU."""
+    q, kv, seq = step((1, 1), (30, 64), pages_of())
+    kv = eight_bit(kv)
+    plan = wa.StepPlan(q, kv, seq, sinks=SINKS)
+    given = {"q": q, "sinks": SINKS, "seq.cu_q": seq.cu_q, "kv.k_scale": kv.k_scale, "kv.lengths": kv.lengths,
+             "kv.block_table": kv.block_table, "kv.k_pages": kv.k_pages}  # fmt: skip
+    given[name] = given[name].to("meta")
+    fields = {key.removeprefix("kv."): x for key, x in given.items() if key.startswith("kv.")}
+    with pytest.raises(wa.AttentionError, match=rf"^{name} is on the device meta; {name} must have values"):
+        plan(given["q"], kv.with_fields(**fields), wa.Ragged(given["seq.cu_q"]), sinks=given["sinks"])
 
 
 def test_what_it_refuses():
