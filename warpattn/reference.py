@@ -13,7 +13,7 @@ recomputes one row tile at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,10 +63,11 @@ def reference(
     if sizes is not None:
         sequence.check_values(rules, sizes)
     rules.done()
-    if sizes is not None and not (sizes.batch and sizes.heads_q):
-        return _nothing(sequence, sizes, (q, k, v), dtype)
     mask = Full() if mask is None else mask
     score = chained(score, mask.additive())
+    if sizes is not None and not (sizes.batch and sizes.heads_q):
+        tensors = [] if score is None else score.program().tensors
+        return _tied(_nothing(sequence, sizes, (q, k, v), dtype), tensors if sinks is None else (*tensors, sinks))
     job = Job(
         mask=mask.program(),
         score=None if score is None else score.program(),
@@ -77,7 +78,18 @@ def reference(
     q, k, v = _exact(sequence, (q, k, v), dtype) if torch.is_grad_enabled() else (q, k, v)
     with without_autocast(q.device):
         results = [job.attend(b, *tensors) for b, tensors in enumerate(sequence.walk(q, k, v))]
-    return sequence.join([out for out, _ in results], [lse for _, lse in results])
+        joined = sequence.join([out for out, _ in results], [lse for _, lse in results])
+    return joined if job.score is None else _tied(joined, job.score.tensors)
+
+
+def _tied(results: tuple[Tensor, Tensor], tensors: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Results as functions of `tensors` also where nothing has read them: then their gradients are 0, not absent."""
+    wanted = [x for x in tensors if x.requires_grad] if torch.is_grad_enabled() else []
+    if not wanted:
+        return results
+    out, lse = results
+    tie = sum([(x[:0] if x.ndim else x.expand(0)).to(lse.dtype).sum() for x in wanted])
+    return out + tie, lse + tie
 
 
 def _exact(sequence: Sequence, operands: Operands, dtype: torch.dtype) -> Iterator[Tensor]:
