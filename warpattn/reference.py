@@ -13,8 +13,9 @@ recomputes one row tile at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,10 +63,11 @@ def reference(
     if sizes is not None:
         sequence.check_values(rules, sizes)
     rules.done()
-    if sizes is not None and not (sizes.batch and sizes.heads_q):
-        return _nothing(sequence, sizes, (q, k, v), dtype)
     mask = Full() if mask is None else mask
     score = chained(score, mask.additive())
+    if sizes is not None and not (sizes.batch and sizes.heads_q):
+        tensors = [] if score is None else score.program().tensors
+        return _tied(_nothing(sequence, sizes, (q, k, v), dtype), tensors if sinks is None else (*tensors, sinks))
     job = Job(
         mask=mask.program(),
         score=None if score is None else score.program(),
@@ -73,9 +75,64 @@ def reference(
         scale=sequence.query_columns(q) ** -0.5 if scale is None else scale,
         dtype=dtype,
     )
+    q, k, v = _exact(sequence, (q, k, v), dtype) if torch.is_grad_enabled() else (q, k, v)
     with without_autocast(q.device):
         results = [job.attend(b, *tensors) for b, tensors in enumerate(sequence.walk(q, k, v))]
-    return sequence.join([out for out, _ in results], [lse for _, lse in results])
+        joined = sequence.join([out for out, _ in results], [lse for _, lse in results])
+    return joined if job.score is None else _tied(joined, job.score.tensors)
+
+
+def _tied(results: tuple[Tensor, Tensor], tensors: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+    """Results as functions of `tensors` also where nothing has read them: then their gradients are 0, not absent."""
+    wanted = [x for x in tensors if x.requires_grad] if torch.is_grad_enabled() else []
+    if not wanted:
+        return results
+    out, lse = results
+    tie = sum([(x[:0] if x.ndim else x.expand(0)).to(lse.dtype).sum() for x in wanted])
+    return out + tie, lse + tie
+
+
+def _exact(sequence: Sequence, operands: Operands, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield operands in `dtype` where gradients are wanted, before the batch is taken apart: the backward of that joins
+    tensors, which a region of torch.autocast refuses for 16-bit tensors of another type."""
+    rope = sequence.q_rope
+    for x, beside in zip(operands, (rope, None, None), strict=True):
+        yield x.to(dtype) if x.requires_grad or (beside is not None and beside.requires_grad) else x
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b of matrices [N, L, M] and [N, M, K], whose gradients, too, have the dtype of the operands in a region of
+    torch.autocast."""
+    wanted = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    return _Product.apply(a, b) if wanted else a @ b
+
+
+class _Product(torch.autograd.Function):
+    """The product, and its derivatives of every kind by products again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return a @ b
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        (a, b), (for_a, for_b) = inputs, ctx.needs_input_grad
+        ctx.save_for_backward(a if for_b else None, b if for_a else None)
+        ctx.save_for_forward(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, along: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        a, b = ctx.saved_tensors
+        with without_autocast(along.device):
+            return None if b is None else product(along, b.mT), None if a is None else product(a.mT, along)
+
+    @staticmethod
+    def jvp(ctx: Any, da: Tensor | None, db: Tensor | None) -> Tensor | None:
+        a, b = ctx.saved_tensors
+        parts = [product(x, y) for x, y in ((da, b), (a, db)) if x is not None and y is not None]
+        return sum(parts[1:], parts[0]) if parts else None
 
 
 def _nothing(sequence: Sequence, sizes: Sizes, given: Operands, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -139,8 +196,8 @@ class Job:
         rows = q.shape[2]
         grouped = q.flatten(1, 2)  # [Hkv, G*M, D]
         # Products over no keys: zeros that autograd traces to q, k and v, so a row without keys has gradients of 0.
-        none = grouped @ k.finite[:, :, :0]
-        acc = (none @ v.finite[:, :0]).view(where.heads, rows, v.finite.shape[2])  # [Hq, M, Dv]
+        none = product(grouped, k.finite[:, :, :0])
+        acc = product(none, v.finite[:, :0]).view(where.heads, rows, v.finite.shape[2])  # [Hq, M, Dv]
         total = none.sum(-1).view(where.heads, rows) + acc.sum(-1)  # [Hq, M]; so that an LSE gives v a gradient of 0
         peak = torch.full_like(total, -torch.inf)
         if self.sinks is not None:
@@ -155,7 +212,7 @@ class Job:
             p = torch.exp(s - _finite(peak)[..., None])
             alpha = torch.exp(old - _finite(peak))
             total = total * alpha + p.sum(-1)
-            update = p.view(*grouped.shape[:2], hi - lo) @ v.finite[:, lo:hi]
+            update = product(p.view(*grouped.shape[:2], hi - lo), v.finite[:, lo:hi])
             acc = acc * alpha[..., None] + update.view_as(acc)
             if v.whole is not None:
                 seen = (torch.ones_like(s, dtype=torch.bool) if keep is None else keep.expand_as(s)).to(acc.dtype)
@@ -188,7 +245,7 @@ class FinitePart:
 
     def scores(self, q: Tensor, lo: int, hi: int) -> Tensor:
         """Products of q [Hkv, M, D] with keys lo .. hi - 1 [Hkv, D, Sk]; no gradient where a key is not finite."""
-        s = q @ self.finite[:, :, lo:hi]
+        s = product(q, self.finite[:, :, lo:hi])
         if self.whole is None:
             return s
         keys = self.whole[:, :, lo:hi]

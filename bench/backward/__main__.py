@@ -18,13 +18,14 @@ from typing import Any
 
 import torch
 
+from bench.backward.cases import KINDS as CASE_KINDS
 from bench.backward.cases import Case, cases, errors, make
 from bench.backward.compiling import compile_all
 from bench.backward.peers import PEERS, Gradient
 from bench.backward.verdicts import verdicts
 from bench.measure import record, timing
 from bench.measure.arguments import positive
-from bench.peers.adapter import first_line
+from bench.peers.adapter import first_line, no_gpu
 
 ERROR = 2e-2  # of the largest gradient, in bf16
 SAMPLE_MS = 4.0
@@ -113,6 +114,23 @@ def listed_cases(dims: str, masks: str, only: str) -> list[Case]:
     return found
 
 
+def chosen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[list[Case], list[str]]:
+    """The cases and peers of the options; ends with one sentence if there are none, or no card."""
+    peers = args.peers.split(",")
+    if unknown := [name for name in peers if name not in PEERS]:
+        parser.error(f"unknown peers: {', '.join(unknown)} (known: {', '.join(PEERS)})")
+    if unknown := [name for name in args.masks.split(",") if name not in ("", *CASE_KINDS)]:
+        parser.error(f"unknown masks: {', '.join(unknown)} (known: {', '.join(CASE_KINDS)})")
+    if not all(part.isdecimal() and int(part) for text in args.dims.split(",") for part in text.split("/", 1)):
+        parser.error(f"dims are {args.dims!r}; write head dims with commas between, e.g. {DIMS}")
+    listed = listed_cases(args.dims, args.masks, args.only)
+    if not listed:
+        parser.error(f"no case has {args.only!r} in its name")
+    if reason := no_gpu():
+        parser.error(f"gradients are timed on a card: {reason}")
+    return listed, peers
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark; 1 if a gradient of ours was wrong."""
     argv = sys.argv[1:] if argv is None else list(argv)
@@ -127,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")  # as are our own kernels' and Inductor's
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(Path(tempfile.gettempdir()) / "flash-attn-4"))
-    listed, peers = listed_cases(args.dims, args.masks, args.only), args.peers.split(",")
+    listed, peers = chosen(parser, args)
     compile_all(listed, peers)
     found = record.start("bench.backward", argv, {"rounds": args.rounds})
     for case in listed:

@@ -28,6 +28,7 @@ _PLAIN = frozenset((int, bool, str, bytes, type(None), torch.dtype, Table))
 _THEMSELVES = (torch.Tensor, FunctionType, BuiltinFunctionType, ModuleType, type)
 _STEADY = ("warpattn", "torch", "math", "numpy", "builtins", "operator")  # modules whose attributes do not change
 
+_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _READERS = ("__import__", "eval", "exec", "globals", "input", "locals", "open", "vars")  # builtins
 
 
@@ -118,29 +119,74 @@ def _reads(fn: FunctionType, within: tuple[Any, ...]) -> Hashable:
         return fn
     if _looks_elsewhere(fn.__code__):
         raise UnknownError
+    named = _beside_arguments(fn)
+    return fn.__code__, tuple(named), tuple([meaning(value, (*within, fn)) for value in named.values()])
+
+
+def _beside_arguments(fn: FunctionType) -> dict[str, Any]:
+    """Return what a function reads beside its arguments: globals, its closure, its defaults and its attributes."""
     named = {name: fn.__globals__[name] for name in _names(fn.__code__) if name in fn.__globals__}
-    named |= fn.__dict__  # attributes of the function itself
-    cells = [cell.cell_contents if _is_filled(cell) else None for cell in fn.__closure__ or ()]
-    given = [*named.values(), *cells, *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values()]
-    return fn.__code__, tuple(named), tuple([meaning(value, (*within, fn)) for value in given])
+    cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
+    named |= {f"{name} outside": cell.cell_contents if _is_filled(cell) else None for name, cell in cells}
+    named |= {f"default {i}": value for i, value in enumerate(fn.__defaults__ or ())}
+    return named | {f"default {name}": value for name, value in (fn.__kwdefaults__ or {}).items()} | fn.__dict__
 
 
 def contents(value: Any, changing: dict[int, Any]) -> Hashable:
-    """Return a snapshot of what a value holds, to compare with a later one. Tensors, functions and modules count by
-    identity: each call reads a tensor's values, and a function is only traced once. Lists, arrays and objects that may
-    change are added to `changing`, by their ids, and visited once."""
+    """Return a snapshot of what a value holds, to compare with a later one. Tensors and modules count by identity: each
+    call reads a tensor's values. Lists, arrays, objects that may change, and functions and classes of the user that
+    read something are added to `changing`, by their ids, and visited once."""
     kind = type(value)
     if kind is float:
         return kind, value.hex()
     if kind in _PLAIN:
         return kind, value
+    if kind is FunctionType:
+        return _contents_of_function(value, changing)
     if isinstance(value, (Enum, *_THEMSELVES)) or id(value) in changing:
         return Table(cast("Any", value))
-    steady = kind in (tuple, frozenset, MethodType) or _is_frozen(kind) or "_fixed" in getattr(value, "__dict__", ())
-    if not steady:
+    is_traced = "_fixed" in getattr(value, "__dict__", ())
+    if not (kind in (tuple, frozenset, MethodType) or _is_frozen(kind) or is_traced):
         changing[id(value)] = value
     inner: Any = [contents(each, changing) for each in _parts(value)]
+    if is_traced and not _is_ours(kind):
+        inner.append(_contents_of_class(kind, changing))
     return kind, frozenset(inner) if isinstance(value, set | frozenset) else tuple(inner)
+
+
+def _contents_of_function(fn: FunctionType, changing: dict[int, Any]) -> Hashable:
+    """Snapshot of what a function reads, as `contents`."""
+    named = {} if id(fn) in changing or _is_steady(fn.__module__) else _beside_arguments(fn)
+    named = {name: value for name, value in named.items() if not _stays(value)}
+    if named:
+        changing[id(fn)] = fn
+    return Table(cast("Any", fn)), tuple([(name, _contents_read(value, changing)) for name, value in named.items()])
+
+
+def _contents_of_class(kind: type, changing: dict[int, Any]) -> Hashable:
+    """Snapshot of what a user's class of masks or scores has, and of what its methods read."""
+    own = [each for each in kind.__mro__ if not _is_ours(each)]
+    named = [(name, _function_of(x)) for each in own for name, x in vars(each).items() if _is_written(name, x)]
+    if any(not isinstance(x, FunctionType) for _, x in named):
+        changing[id(kind)] = kind
+    return tuple([(name, _contents_read(x, changing)) for name, x in named])
+
+
+def _contents_read(value: Any, changing: dict[int, Any]) -> Hashable:
+    """Snapshot of a value that a function or a class reads: an object that may change counts by identity, because it
+    often holds far more than the function reads, such as a model."""
+    kind = type(value)
+    if kind in (tuple, list, set, frozenset, dict) or (_is_frozen(kind) and not isinstance(value, _THEMSELVES)):
+        inner = [_contents_read(each, changing) for each in _parts(value)]
+        return kind, frozenset(inner) if kind in (set, frozenset) else tuple(inner)
+    is_known = kind is float or kind in _PLAIN or kind is FunctionType or kind.__module__ == "numpy"
+    return contents(value, changing) if is_known else Table(value)
+
+
+def _stays(value: Any) -> bool:
+    """Whether a value that a function reads is a module or a function that does not change."""
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    return isinstance(value, FunctionType | BuiltinFunctionType | ModuleType | type) and _is_steady(name)
 
 
 def _parts(value: Any) -> Iterable[Any]:
@@ -155,13 +201,15 @@ def _parts(value: Any) -> Iterable[Any]:
         return value.__self__, value.__func__
     if type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
         return str(value.dtype), value.shape, value.tobytes()
-    slots = [name for kind in type(value).__mro__ for name, each in vars(kind).items() if _is_slot(each)]
     own = {name: each for name, each in getattr(value, "__dict__", {}).items() if name not in NOT_STATE}
-    return (*own.items(), *((name, getattr(value, name)) for name in slots if hasattr(value, name)))
+    return (*own.items(), *((name, getattr(value, name)) for name in slots(type(value)) if hasattr(value, name)))
 
 
-def _is_slot(attribute: Any) -> bool:
-    return isinstance(attribute, MemberDescriptorType)
+@lru_cache(maxsize=1024)
+def slots(kind: type) -> tuple[str, ...]:
+    """Return the names of a class's attributes that are in slots."""
+    named = [item for each in kind.__mro__ for item in vars(each).items()]
+    return tuple([name for name, each in named if isinstance(each, MemberDescriptorType)])
 
 
 def _is_steady(module: str | None) -> bool:
@@ -182,13 +230,14 @@ def _looks_elsewhere(code: CodeType) -> bool:
     for each in dis.get_instructions(code):
         if each.opname == "IMPORT_NAME" and not _is_steady(each.argval):
             return True
-        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME") and each.argval in _READERS:
+        if each.opname in _GLOBAL and each.argval in _READERS:
             return True
     return any(_looks_elsewhere(constant) for constant in code.co_consts if isinstance(constant, CodeType))
 
 
 @lru_cache(maxsize=1024)
 def _names(code: CodeType) -> tuple[str, ...]:
-    """Return the names that code and the functions within it may read as globals."""
+    """Return the names that code and the functions within it read as globals."""
+    own = [each.argval for each in dis.get_instructions(code) if each.opname in _GLOBAL]
     inner = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-    return tuple(dict.fromkeys((*code.co_names, *chain(*inner))))
+    return tuple(dict.fromkeys((*own, *chain(*inner))))

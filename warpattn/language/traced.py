@@ -11,7 +11,7 @@ from torch import Tensor
 from warpattn.errors import AttentionError
 from warpattn.inputs import number
 from warpattn.language.expr import Table, symbols
-from warpattn.language.meaning import UnknownError, contents, is_users, meaning
+from warpattn.language.meaning import NOT_STATE, UnknownError, contents, is_users, meaning, slots
 from warpattn.language.user_code import named, raised_at
 
 NESTED = 100  # so many levels always fit Python's usual stack
@@ -59,16 +59,17 @@ class Traced:
         return self.__dict__.get("_program") or self._unchanged() or self.shared[meaning(self)]
 
     def _unchanged(self) -> Any:
-        """Return the program of a value with mutable parts, None if not traced; AttentionError if the parts changed."""
+        """Return the program of a value with parts that may change, None if not traced; AttentionError if one did."""
         if "_held" not in self.__dict__:
             return None
         held, program = self.__dict__["_held"]
         if contents(self, {}) != held:
-            what = f"what a {type(self).__name__} holds has changed after a call has read it"
+            what = f"what a {type(self).__name__} reads or holds has changed after a call has read it"
             raise AttentionError(f"{what}; masks and scores do not change, so make a new one")
         return program
 
     def _remembered(self) -> Any:
+        may_change = any(_runs_users_code(part) for part in _values(self))
         try:
             key = None if self.ALONE else meaning(self)
         except UnknownError:
@@ -86,7 +87,7 @@ class Traced:
                 if len(self.shared) >= self.SHARED_AT_MOST:
                     self.shared.clear()
                 self.shared[key] = program
-        if key is None:
+        if key is None or may_change:
             _keep(self, program)
         else:
             self.__dict__["_program"] = program
@@ -99,6 +100,12 @@ class Traced:
         if where:
             rule = "masks and scores use operators and warpattn's functions"
             raise AttentionError(f"{where[0]}: {named(error)}; {rule}") from error
+
+    def __getstate__(self) -> Any:
+        """Return the state of a copy, which no call has read: attributes, and those in slots if there are any."""
+        own = {name: each for name, each in self.__dict__.items() if name not in NOT_STATE}
+        in_slots = {name: getattr(self, name) for name in slots(type(self)) if hasattr(self, name)}
+        return (own, in_slots) if in_slots else own
 
     def __bool__(self) -> bool:
         """Raise: Python's `and` and `or` would silently drop one of two masks."""
@@ -129,6 +136,11 @@ def _values(value: Any) -> Iterator[Traced]:
     for part in value if isinstance(value, tuple) else getattr(value, "__dict__", {}).values():
         if isinstance(part, tuple | Traced) or is_dataclass(part):
             yield from _values(part)
+
+
+def _runs_users_code(part: Traced) -> bool:
+    """Whether a mask or score is of a user's class, or made of a function, which may read what changes later."""
+    return "fn" in part.__dict__ or not type(part).__module__.startswith("warpattn.")
 
 
 def refuse_nested(value: Traced, error: RecursionError) -> None:

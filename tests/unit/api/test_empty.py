@@ -80,6 +80,23 @@ def test_gradients_are_zeros(sizes):
         assert x.grad is not None and x.grad.shape == x.shape and not x.grad.any()
 
 
+NOTHING_READ = [(backend, sizes) for backend in ("reference", "simulate:sm90") for sizes in ((0, 2, 3), (2, 0, 3), (2, 3, 0))]
+
+
+@pytest.mark.parametrize(("backend", "sizes"), [*NOTHING_READ, ("reference", (2, 3, 3))], ids=str)
+def test_gradients_of_what_nothing_reads_are_zeros(backend, sizes):
+    """Tensors of a score, of each number of dimensions, where nothing is visible: no parameter is without gradient."""
+    batch, rows, keys = sizes
+    q, k = torch.randn(batch, rows, H, D).half(), torch.randn(batch, keys, H, D).half()
+    slopes, number = torch.rand(H, requires_grad=True), torch.rand((), requires_grad=True)
+    score = wa.ALiBi(slopes) | wa.CustomScore(lambda s, b, h, q, k, t: s * t[()], t=number)
+    hidden = wa.Padding(torch.zeros(batch, dtype=torch.int32))
+    for taken in (0, 1):
+        result = wa.attention(q, k, k, mask=hidden, score=score, return_lse=True, backend=backend)[taken]
+        for grad in torch.autograd.grad(result, (slopes, number), torch.zeros_like(result)):
+            assert grad is not None and not grad.any()
+
+
 @pytest.mark.parametrize("sizes", EMPTY, ids=str)
 def test_decode_plans(sizes):
     batch, rows, keys, heads, key_heads = sizes

@@ -64,6 +64,19 @@ def gradients(dtype: torch.dtype) -> list[Tensor]:
     return list(attention_backward(torch.ones_like(out), q, k, v, out, lse))
 
 
+def trained(dtype: torch.dtype) -> list[Tensor]:
+    """Gradients of two sequences, of queries in two tensors, and those of gradients, with the backward in the region."""
+    q, k, v = ((normal(2, 9, heads, 8, dtype=dtype) + heads).requires_grad_() for heads in (2, 1, 1))
+    nope, rope = (normal(2, 9, 2, columns, dtype=dtype).requires_grad_() for columns in (6, 2))
+    outs = wa.attention(q, k, v, mask=wa.Causal()), wa.attention(wa.LatentQuery(nope.detach(), rope), k, v)
+    found = [x for out in outs for x in torch.autograd.grad(out, (k, v), torch.ones_like(out), retain_graph=True)]
+    out = wa.attention(wa.LatentQuery(nope, rope), k, v)
+    found += torch.autograd.grad(out, (nope, rope, k), torch.ones_like(out))
+    out = outs[0]
+    (dq,) = torch.autograd.grad(out, q, torch.ones_like(out), create_graph=True)
+    return [*found, dq, *torch.autograd.grad(dq, (q, k), torch.ones_like(dq), allow_unused=True)]
+
+
 def appended(dtype: torch.dtype) -> list[Tensor]:
     k, v, new = normal(2, 4, 1, 8, dtype=dtype), normal(2, 4, 1, 8, dtype=dtype), normal(1, 3, 1, 8, dtype=dtype)
     angles = normal(8, 2)
@@ -110,7 +123,7 @@ def latents(dtype: torch.dtype) -> list[Tensor]:
     return [joined, mla.run(nope, rope, normal(4, 16, 512, dtype=dtype), normal(4, 16, 64, dtype=dtype))]
 
 
-CALLS = (dense, gradients, appended, eight_bits, padding, unused_rows, shards, pages, latents)
+CALLS = (dense, gradients, trained, appended, eight_bits, padding, unused_rows, shards, pages, latents)
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -2,12 +2,14 @@
 
 import ast
 import importlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bench import run
+from bench.backward import __main__ as backward
 from bench.measure.arguments import timed_cases
 
 MAINS = sorted((Path(__file__).parents[3] / "bench").rglob("__main__.py"))
@@ -28,6 +30,24 @@ def test_bad_arguments_are_named(argv, capsys):
     with pytest.raises(SystemExit):
         run.main(argv)
     assert "known: " in (message := capsys.readouterr().err) or "at least 1" in message
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--peers", "cudnn,fa5"], r"unknown peers: fa5 \(known: warpattn, "),
+        (["--masks", "causal,none"], r"unknown masks: none \(known: full, "),
+        (["--dims", "64,D128"], "dims are '64,D128'; write head dims"),
+        (["--dims", "0"], "dims are '0'; write head dims"),
+        (["--only", "5x5"], "no case has '5x5' in its name"),
+        ([], "gradients are timed on a card: torch sees no CUDA GPU"),
+    ],
+)
+def test_gradients_are_refused_before_anything_is_compiled(argv, message, capsys, monkeypatch):
+    monkeypatch.setattr("bench.backward.__main__.no_gpu", lambda: "torch sees no CUDA GPU")
+    with pytest.raises(SystemExit, match="2"):
+        backward.main(argv)
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_the_arguments_of_timed_cases(tmp_path):

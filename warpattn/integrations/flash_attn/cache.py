@@ -31,9 +31,25 @@ from warpattn.serving.slots import append_slots
 
 __all__ = ["cached"]
 
+WHOLE = "the keys that 1 pages hold"  # what rules say of a cache that is one page for each sequence
+
 
 def cached(given: Given, tail: Tail) -> tuple[Tensor, Tensor]:
     """Append and attend; returns out and LSE. `given` has the arguments of version 3."""
+    try:
+        return _cached(given, tail)
+    except AttentionError as error:
+        raise AttentionError(*(_named(reason, given) for reason in error.reasons)) from error
+
+
+def _named(reason: str, given: Given) -> str:
+    """Name lengths and capacity as the caller gave them: without new keys lengths are an argument, and a cache without
+    a page table has no pages."""
+    reason = reason.replace("kv.lengths", "cache_seqlens") if given.k is None else reason
+    return reason.replace(WHOLE, "the keys that the cache holds") if given.page_table is None else reason
+
+
+def _cached(given: Given, tail: Tail) -> tuple[Tensor, Tensor]:
     _check(given)
     if given.rotary_cos is None:  # then nothing is rotated, though programs pass it
         given = Given(vars(given) | {"rotary_seqlens": None})
