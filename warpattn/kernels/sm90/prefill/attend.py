@@ -156,14 +156,12 @@ def advance(ctx, state, tile, queries, span, i, wg):
     release_keys(ctx, state.k, True)
     ctx.rings.q.consumer_release(queries.q_state, i == span.total - 1)
     s = visible_scores(ctx, s, tile, span.key_tile(i), i < span.masked, wg)
-    few = (i == 1) & (span.masked > 0) & (ctx.mods.keep is not None)
-    return finish_keys(ctx, state, s, o, few)
+    return finish_keys(ctx, state, s, o, (i == 1) & (span.masked > 0) & (ctx.mods.keep is not None))
 
 
 @gluon.jit
 def finish_keys(ctx, state, s, o, few):
-    """The state after the softmax of scores `s` and the running P·V, whose accumulators are `o`. `few`: whether rows
-    may have seen few keys before, because a mask hides some of the only tile."""
+    """The state after the softmax of scores `s` and the running P·V into `o`. `few`: rows may have seen few keys."""
     config: gl.constexpr = ctx.config
     if plain_bytes(config, ctx.mods.score):
         softmax, p, moved, alpha = step_in_bytes(state.softmax, s, exponent_scale(ctx), few)
