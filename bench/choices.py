@@ -22,7 +22,7 @@ import torch
 
 from bench.cases import Case, find
 from bench.measure import inputs, record, timing
-from bench.measure.arguments import positive
+from bench.measure.arguments import positive, require_card
 from bench.peers.adapter import first_line
 from warpattn.kernels.sm90.candidates import candidates, described
 from warpattn.kernels.sm90.prefill.choice import choose
@@ -149,6 +149,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     cases = [*(find(name) for name in args.case), *(case for seed in args.seed for case in shapes(args.shapes, seed))]
+    if not cases:
+        parser.error("there is nothing to time: give --shapes or --case")
+    require_card(parser, "choices")
     found = record.start("bench.choices", argv, {"rounds": args.rounds, "seed": args.seed})
     compile_all(cases, args.workers)
     for case in cases:

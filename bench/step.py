@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 import warpattn as wa
-from bench.measure.arguments import positive
+from bench.measure.arguments import positive, require_card
 from bench.measure.machine import describe
 from bench.measure.record import save
 from bench.measure.timing import DeviceSample, Summary, interleave, paired_ratio
@@ -195,6 +195,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=positive, default=11)
     parser.add_argument("--json", type=Path, help="write the record here")
     args = parser.parse_args()
+    require_card(parser, "steps")
     record: dict[str, Any] = {"machine": describe(), "rounds": args.rounds, "cases": {}}
     for name in args.case or CASES:
         samples = {key: DeviceSample(calls) for key, calls in CASES[name]().items()}

@@ -24,8 +24,8 @@ from bench.backward.compiling import compile_all
 from bench.backward.peers import PEERS, Gradient
 from bench.backward.verdicts import verdicts
 from bench.measure import record, timing
-from bench.measure.arguments import positive
-from bench.peers.adapter import first_line, no_gpu
+from bench.measure.arguments import positive, require_card
+from bench.peers.adapter import first_line
 
 ERROR = 2e-2  # of the largest gradient, in bf16
 SAMPLE_MS = 4.0
@@ -126,8 +126,7 @@ def chosen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[l
     listed = listed_cases(args.dims, args.masks, args.only)
     if not listed:
         parser.error(f"no case has {args.only!r} in its name")
-    if reason := no_gpu():
-        parser.error(f"gradients are timed on a card: {reason}")
+    require_card(parser, "gradients")
     return listed, peers
 
 

@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 from bench.engine import process, served_by_sglang
 from bench.engine.cases import CASES, MIXED, PREFILLS, Case, case_of, lengths_of
 from bench.engine.process import LONGEST, MODELS, Done, Kind, Weights, Work, serve
+from bench.measure.arguments import require_card
 from bench.measure.record import save, start
 
 KINDS = {
@@ -86,6 +87,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the record here")
     args = parser.parse_args()
     fill_in(parser, args)
+    require_card(parser, "engines", args.engine)
     begin = time.perf_counter()
     engines = started(args)
     settings = {"engine": args.engine, "rounds": args.rounds, "graphs": args.graphs, "weights": args.weights}

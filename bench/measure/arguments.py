@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
+
+from bench.peers.adapter import no_gpu
 
 
 def positive(text: str) -> int:
@@ -22,3 +25,11 @@ def timed_cases(module: str, description: str | None, only: str = "this") -> arg
     parser.add_argument("--seed", type=int, default=0, help="of the inputs and the order within a round")
     parser.add_argument("--json", type=Path, help="write the record here (after every case)")
     return parser
+
+
+def require_card(parser: argparse.ArgumentParser, what: str, *packages: str) -> None:
+    """Ends with one sentence if `what` cannot be timed: without a card or without the packages."""
+    if reason := no_gpu():
+        parser.error(f"{what} are timed on a card: {reason}")
+    if absent := [name for name in packages if find_spec(name) is None]:
+        parser.error(f"{what} need {' and '.join(absent)}, which is not installed")

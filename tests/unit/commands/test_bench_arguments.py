@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from bench import run
 from bench.backward import __main__ as backward
-from bench.measure.arguments import timed_cases
+from bench.measure.arguments import require_card, timed_cases
 
 MAINS = sorted((Path(__file__).parents[3] / "bench").rglob("__main__.py"))
 TIMED = ("bench.ragged", "bench.decode.__main__", "bench.eight_bit.__main__", "bench.eight_bit.prefill")
@@ -44,10 +45,34 @@ def test_bad_arguments_are_named(argv, capsys):
     ],
 )
 def test_gradients_are_refused_before_anything_is_compiled(argv, message, capsys, monkeypatch):
-    monkeypatch.setattr("bench.backward.__main__.no_gpu", lambda: "torch sees no CUDA GPU")
+    monkeypatch.setattr("bench.measure.arguments.no_gpu", lambda: "torch sees no CUDA GPU")
     with pytest.raises(SystemExit, match="2"):
         backward.main(argv)
     assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("module", "argv", "message"),
+    [
+        ("step", [], "steps are timed on a card: torch sees no CUDA GPU"),
+        ("choices", ["--shapes", "1"], "choices are timed on a card: torch sees no CUDA GPU"),
+        ("choices", [], "there is nothing to time: give --shapes or --case"),
+        ("engine.__main__", [], "engines are timed on a card: torch sees no CUDA GPU"),
+    ],
+)
+def test_a_card_is_missed_before_anything_is_timed(module, argv, message, capsys, monkeypatch):
+    monkeypatch.setattr("bench.measure.arguments.no_gpu", lambda: "torch sees no CUDA GPU")
+    monkeypatch.setattr("sys.argv", ["bench", *argv])
+    with pytest.raises(SystemExit, match="2"):
+        importlib.import_module(f"bench.{module}").main()
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named(capsys, monkeypatch):
+    monkeypatch.setattr("bench.measure.arguments.no_gpu", lambda: None)
+    with pytest.raises(SystemExit, match="2"):
+        require_card(ArgumentParser(), "engines", "argparse", "no_such_engine")
+    assert "engines need no_such_engine, which is not installed" in capsys.readouterr().err
 
 
 def test_the_arguments_of_timed_cases(tmp_path):
