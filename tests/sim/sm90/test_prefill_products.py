@@ -18,8 +18,10 @@ from tests.sim.sm90.decode import built
 from tests.sim.sm90.decoding.test_decode import SCHEDULES
 from tests.sim.sm90.prefill import error
 from tests.sim.sm90.ragged.test_lengths_code import FIRST
+from warpattn.kernels.sm90.prefill.choice import choose
 from warpattn.kernels.sm90.select import list_launches
 from warpattn.problem import Call, validate
+from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import DEFAULT_OPTIONS
 from warpattn.problem.operands import Operands
 from warpattn.runtime.simulate import Options, dependent, run_launch, traced
@@ -54,6 +56,18 @@ def test_right_and_without_findings(name):
     case = CASES[name]
     for schedule, seed in SCHEDULES:
         check(case, operands(case), schedule, seed)
+
+
+@pytest.mark.parametrize(("queries", "mask"), [(390, wa.Causal()), (391, None)])
+def test_three_warpgroups(queries, mask, monkeypatch):
+    """As long sequences at head dim 64 have them."""
+    monkeypatch.setattr("warpattn.kernels.sm90.prefill.eight_bit.config.MASKED_ROWS", 1)
+    monkeypatch.setattr("warpattn.kernels.sm90.prefill.eight_bit.config.SHORT_ROWS", 1)
+    case = Case(queries, 410, dim=64, mask=mask)
+    given = operands(case)
+    assert choose(checked_call(case, given, "simulate:sm90")[0].problem, ARCHS["sm90"]).config.consumers == 3
+    for schedule, seed in SCHEDULES:
+        check(case, given, schedule, seed)
 
 
 @pytest.mark.parametrize("per", drawn(["head", "tensor"], []))

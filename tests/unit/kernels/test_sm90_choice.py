@@ -238,3 +238,15 @@ def test_short_key_tiles_are_tried_where_rows_see_few_keys(window: int, tried: b
     """Tiles of 192 rows, whose keys are up to 1024 of a row, half a tile more and a begun tile at both ends: 1408."""
     problem = problem_of(8192, 8192, Causal() & SlidingWindow(window, 0))
     assert any("x32 " in name for name in candidates(problem, ARCHS["sm90"])) == tried
+
+
+@pytest.mark.parametrize(
+    ("seq", "dim", "mask", "consumers"),
+    [(8192, 64, Causal(), 3), (4096, 64, Causal(), 2), (16384, 64, SlidingWindow(1024), 2), (4096, 64, Full(), 3),
+     (1024, 64, Full(), 2), (16384, 128, Causal(), 2)],
+)  # fmt: skip
+def test_products_have_three_warpgroups_where_they_pay(seq: int, dim: int, mask: Mask, consumers: int) -> None:
+    x = torch.empty(1, dtype=torch.float8_e4m3fn).expand(2, seq, 8, dim)
+    sequence = Dense(*[torch.ones(())] * 3)
+    problem = validate(Call(x, x, x, sequence, mask, backend="simulate:sm90"), read_values=False).problem
+    assert choose(problem, ARCHS["sm90"]).config.consumers == consumers

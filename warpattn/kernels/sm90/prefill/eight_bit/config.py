@@ -12,7 +12,7 @@ import torch
 from warpattn.kernels.topology import Registers
 from warpattn.problem import Problem
 from warpattn.problem.element import ELEMENT_OF
-from warpattn.problem.operands import is_masked
+from warpattn.problem.operands import is_masked, sees_first_keys
 from warpattn.problem.scales import eight_bit_of
 from warpattn.quantized import ROW_BLOCKS
 
@@ -21,12 +21,13 @@ from ..config import ALIGNMENT, SHORT_ROWS, SMEM_LIMIT, SM90Config, choose_confi
 
 PRODUCT_SCALES = (None, "tensor", "head", *ROW_BLOCKS)  # kinds of scales that 8-bit products can have
 CONVERT_CONSUMER, CONVERT_PRODUCER = 216, 32  # registers a thread in kernels with a converting warpgroup
+MASKED_ROWS = 8192  # from so many queries on, 192-row tiles fit a causal triangle: 1.06 x at 8k, 0.99 at 4k (H200)
 LEAST_STORED = 16  # least columns of the output stored at once
 
 
 def eight_bit_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
     """The configuration for 8-bit keys and values of sequences with about `seq_q` queries, and one sentence why."""
-    return _products_config(problem) if multiplies_bytes(problem) else _converting_config(problem, seq_q)
+    return _products_config(problem, seq_q) if multiplies_bytes(problem) else _converting_config(problem, seq_q)
 
 
 def multiplies_bytes(problem: Problem) -> bool:
@@ -46,16 +47,17 @@ def _converting_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
     return _fitted(config), f"{why}; a warpgroup more converts tiles to 16 bits in the slots where they arrive"
 
 
-def _products_config(problem: Problem) -> tuple[SM90Config, str]:
+def _products_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
     """The configuration for 8-bit products. Turns cost 2 to 4 %, except with three warpgroups at head dim 64 (H200)."""
     v = (pad_dim(problem.dim_v),)
     wide = max(pad_dim(problem.dim_qk), *v)
-    three = wide <= 64 and problem.seq_q > SHORT_ROWS and not is_masked(problem)
+    many = seq_q >= MASKED_ROWS and sees_first_keys(problem) if is_masked(problem) else seq_q > SHORT_ROWS
+    three = wide <= 64 and many
     consumers, registers = (3, Registers(160, 32)) if three else (2, Registers(240, 24))
     kv_stages, q_stages = (4, 2) if wide <= 128 else (2, 1)
     why = "products of 8 bits: two warpgroups hold scores, weights and output"
     if three:
-        why = "products of 8 bits, head dim <= 64, many queries, no mask: three warpgroups hide exponentials better"
+        why = "products of 8 bits, head dim <= 64, many queries and keys: three warpgroups hide exponentials better"
     element, out = ELEMENT_OF[problem.kv_dtype or problem.dtype], ELEMENT_OF[problem.dtype]
     operands = OperandFormat(element, problem.dim_qk, problem.dim_v, eight_bit_of(problem), out)
     config = SM90Config(operands, consumers, 128, kv_stages, q_stages, v, registers, three)
