@@ -65,7 +65,7 @@ def gradients(dtype: torch.dtype) -> list[Tensor]:
 
 
 def trained(dtype: torch.dtype) -> list[Tensor]:
-    """Gradients of two sequences, of queries in two tensors, and those of gradients, with the backward in the region."""
+    """Gradients of two sequences, of queries in two tensors, and of gradients, with the backward in the region."""
     q, k, v = ((normal(2, 9, heads, 8, dtype=dtype) + heads).requires_grad_() for heads in (2, 1, 1))
     nope, rope = (normal(2, 9, 2, columns, dtype=dtype).requires_grad_() for columns in (6, 2))
     outs = wa.attention(q, k, v, mask=wa.Causal()), wa.attention(wa.LatentQuery(nope.detach(), rope), k, v)
