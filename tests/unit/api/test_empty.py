@@ -80,8 +80,8 @@ def test_gradients_are_zeros(sizes):
         assert x.grad is not None and x.grad.shape == x.shape and not x.grad.any()
 
 
-EMPTY = ((0, 2, 3), (2, 0, 3), (2, 3, 0))
-NOTHING_READ = [(backend, sizes) for backend in ("reference", "simulate:sm90") for sizes in EMPTY]
+WITHOUT_PAIRS = ((0, 2, 3), (2, 0, 3), (2, 3, 0))
+NOTHING_READ = [(backend, sizes) for backend in ("reference", "simulate:sm90") for sizes in WITHOUT_PAIRS]
 
 
 @pytest.mark.parametrize(("backend", "sizes"), [*NOTHING_READ, ("reference", (2, 3, 3))], ids=str)
