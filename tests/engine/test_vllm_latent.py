@@ -181,8 +181,12 @@ def test_caches_of_8_bits(kind, dtype, monkeypatch, tmp_path):
 
     Prompts are whole: vLLM cannot read such a cache again on CPUs.
     """
+    import vllm
+
     from warpattn.integrations.vllm.latent import WarpattnMLAImpl
 
+    if not vllm.__version__.startswith("0.32."):
+        pytest.skip(f"vLLM {vllm.__version__} refuses latents of 8 bits on CPUs")
     write, attend = WarpattnMLAImpl.do_kv_cache_update, WarpattnMLAImpl.forward_mqa
     written: dict[tuple[int, int], Tensor] = {}
     steps: list[int] = []
