@@ -46,6 +46,7 @@ def test_the_record_has_the_best_beside_the_choice(monkeypatch, capsys, tmp_path
 
     monkeypatch.setattr(choices, "compile_all", lambda cases, workers: None)
     monkeypatch.setattr(choices, "measured", measured)
+    monkeypatch.setattr(choices, "require_card", lambda parser, what: None)
     assert choices.main(["--shapes", "2", "--seed", "0", "1", "--json", str(tmp_path / "record.json")]) == 0
     assert "least 0.900, 4 below 0.93" in capsys.readouterr().out
     entries = json.loads((tmp_path / "record.json").read_text())["cases"]

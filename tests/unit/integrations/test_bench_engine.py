@@ -20,6 +20,7 @@ def parsed(monkeypatch, *words: str) -> argparse.Namespace:
     found = []
     monkeypatch.setattr("sys.argv", ["bench.engine", *words])
     monkeypatch.setattr(command, "started", lambda args: found.append(args) or [])
+    monkeypatch.setattr(command, "require_card", lambda parser, what, engine: None)
     command.main()
     return found[0]
 
