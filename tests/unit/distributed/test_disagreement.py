@@ -65,7 +65,7 @@ def other_captured() -> None:
     """A tensor of one rank's score requires a gradient: its backward would wait for the other ranks'."""
     bias = torch.zeros(4, requires_grad=dist.get_rank() == 1)
     score = wa.CustomScore(lambda score, b, h, q, k, bias: score + bias[h], bias=bias)
-    with pytest.raises(wa.AttentionError, match="score is CustomScore .* on rank 1 and CustomScore .* on rank 0; all"):
+    with pytest.raises(wa.AttentionError, match=r"score is CustomScore .* on rank 1 and CustomScore .* on rank 0; all"):
         wad.ring_attention(*operands(), score=score)
 
 
