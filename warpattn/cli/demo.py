@@ -66,7 +66,7 @@ def demo(
     kind = kind if dtype is None else spelling.DTYPES.get(dtype)
     if kind not in TOLERANCE:
         raise AttentionError(f"dtype is {dtype!r}; the demo runs in fp32, fp16 or bf16")
-    of_training = {"--steps": steps != STEPS, "--plot": plot is not None}
+    of_training: dict[str, object] = {"--steps": steps != STEPS, "--plot": plot is not None}
     _refuse_idle("--train", train, {"--sentence": sentence, "--simulate": simulate}, of_training)
     sentences = sentence or list(SENTENCES)
     if simulate:
