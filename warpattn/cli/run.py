@@ -17,6 +17,7 @@ from warpattn.cli import independent, spelling, tensors
 from warpattn.cli.progress import working
 from warpattn.cli.training import kernels
 from warpattn.errors import AttentionError
+from warpattn.inputs import kind_of
 from warpattn.problem import Call
 from warpattn.quantized import Quantized, quantize
 from warpattn.reference import reference
@@ -60,7 +61,7 @@ def run(
     if out is not None:
         tensors.check_format(out)
         tensors.check_writable(out, file)
-    _refuse_idle(file, {"--shape": shape, "--seed": seed}, (dtype, kv_dtype))
+    _refuse_idle(file, {"--shape": shape, "--seed": seed}, (dtype, kv_dtype), backward)
     place = spelling.device(device)
     default = "fp32" if place.type == "cpu" else "bf16"
     products, shown = dtype is not None and dtype in spelling.STORED, dtype
@@ -69,15 +70,14 @@ def run(
     kind = spelling.dtype(dtype) if dtype is not None else None if file else spelling.dtype(default)
     made, size, start = spelling.mask(mask), spelling.shape(SHAPE if shape is None else shape), spelling.seed(seed or 0)
     stored = spelling.stored(kv_dtype)
-    if stored is not None and backward:
-        raise AttentionError("--backward and --kv-dtype are given; 8-bit keys and values have no backward")
     loaded = tensors.load(file) if file else tensors.random(size, start)
     q, k, v = (x.to(device=place, dtype=kind) for x in loaded)
     options: dict[str, Any] = {"mask": made, "score": spelling.score(score, q.shape[2] if q.ndim == 4 else 1)}
     over = str(shown) if products else f"{q.dtype}{f' over {kv_dtype}' if kv_dtype else ''}"
     given: list[Any] = [q, k, v]
     if stored is not None:
-        given = [quantize(x, stored) if x is not q or products else x for x in given]
+        names = zip("qkv", given, strict=True)
+        given = [x if x is q and not products else _in_eight_bits(name, x, stored) for name, x in names]
         q, k, v = (x.dequantized() if isinstance(x, Quantized) else x for x in given)
     with working(f"attention on {place}"):
         o, lse = attention(*given, return_lse=True, **options)
@@ -99,15 +99,27 @@ def run(
         console.print(f"wrote {out}")
 
 
-def _refuse_idle(file: Path | None, of_random: dict[str, Any], dtypes: tuple[str | None, str]) -> None:
-    """Raise AttentionError for options without effect: sizes of random tensors with a file, a second format."""
+def _refuse_idle(file: Path | None, of_random: dict[str, Any], dtypes: tuple[str | None, str], backward: bool) -> None:
+    """Raise AttentionError for options without effect: sizes of random tensors with a file, a second format; and for
+    gradients of 8 bits."""
     given = [name for name, value in of_random.items() if value is not None]
     if file is not None and given:
         rule = "--shape and --seed are of random q, k and v: leave them out"
         raise AttentionError(f"{file} and {given[0]} are given; {rule}")
     dtype, kv_dtype = dtypes
+    if backward and (dtype in spelling.STORED or spelling.stored(kv_dtype)):
+        option = "--kv-dtype" if kv_dtype else f"--dtype {dtype}"
+        raise AttentionError(f"--backward and {option} are given; 8-bit keys and values have no backward")
     if dtype in spelling.STORED and kv_dtype and spelling.stored(kv_dtype) != spelling.stored(dtype):
         raise AttentionError(f"--dtype {dtype} and --kv-dtype {kv_dtype} are given; q, k and v of 8 bits have one")
+
+
+def _in_eight_bits(name: str, x: Tensor, stored: torch.dtype) -> Quantized:
+    """Quantise a tensor of a file or a random one; raises AttentionError that names it."""
+    if x.ndim != 4 or x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        rule = "8 bits are made of four dimensions of fp16, bf16 or fp32, to which --dtype converts"
+        raise AttentionError(f"{name} is {kind_of(x)}; {rule}")
+    return quantize(x, stored)
 
 
 def _gradients(console: Console, call: Call) -> dict[str, Tensor]:

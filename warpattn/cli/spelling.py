@@ -167,6 +167,13 @@ def arch(text: str) -> str:
     return known(text)
 
 
+def processes(number: int) -> int | None:
+    """Return a number of processes, None for 0, which leaves it to the computation."""
+    if number < 0:
+        raise AttentionError(f"processes is {number}; it must be 0 or more")
+    return number or None
+
+
 def device(text: str) -> torch.device:
     """Parse a device; "auto" is a Hopper GPU if there is one, else the CPU."""
     if text == "auto":
@@ -216,8 +223,10 @@ def _of_number(make: Callable[[Any], T], kind: type[int] | type[float]) -> Calla
 def _parts(what: str, text: str, kinds: dict[str, Callable[[str], Any]], usage: str) -> list[Any]:
     parts = []
     for part in text.split(","):
-        name, _, value = part.strip().partition(":")
+        name, colon, value = part.strip().partition(":")
         try:
+            if colon and not value:
+                raise KeyError(part)
             parts.append(kinds[name](value))
         except (KeyError, ValueError) as error:
             reason = f" ({error})" if isinstance(error, ValueError) and value and name in kinds else ""

@@ -97,7 +97,7 @@ def _described(value: Any) -> Hashable:
 
 
 class _Program:
-    """A mask or score, equal to others with the same code and captured tensors of the same shapes."""
+    """A mask or score, equal to others with the same code and captured tensors of the same kinds."""
 
     def __init__(self, value: Traced) -> None:
         try:
@@ -105,7 +105,7 @@ class _Program:
         except AttentionError as error:
             self.key, self.name = error.reasons, type(value).__name__
             return
-        self.key = (program.key, tuple((x.shape, x.dtype) for x in program.tensors))
+        self.key = (program.key, tuple((x.shape, x.dtype, x.requires_grad) for x in program.tensors))
         self.name = type(value).__name__
 
     def __hash__(self) -> int:

@@ -9,7 +9,7 @@ All ranks have all queries and get the whole result. Work and memory grow evenly
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 from typing import cast as typed
 
@@ -35,6 +35,7 @@ from warpattn.sequences import PagedKV
 from warpattn.serving import DecodePlan
 
 Result = Tensor | tuple[Tensor, Tensor]
+OF_PAGES = ("k_pages", "v_pages", "k_scale", "v_scale")
 AT_ONCE = 16  # the most that merge_states takes
 POSITIONAL = ("q", "k", "q_lo", "q_hi", "len_q", "len_k")
 
@@ -125,10 +126,13 @@ class Given(NamedTuple):
     backend: str | Backend
 
     def told(self) -> dict[str, Any]:
-        """Return the arguments that must be equal on all ranks, so without their pages."""
-        table = getattr(getattr(self.kv, "pages", None), "block_table", None)
-        turn = getattr(self.kv, "turn", None)
-        return self._asdict() | {"kv": None, "kv.turn": turn, "kv.pages.block_table": table}
+        """Return the arguments that must be equal on all ranks, and what a page is like; ranks may have other numbers
+        of pages."""
+        pages = getattr(self.kv, "pages", None)
+        held = {each.name: getattr(pages, each.name) for each in fields(PagedKV)} if isinstance(pages, PagedKV) else {}
+        held |= {name: _page_of(held[name], held["k_pages"]) for name in OF_PAGES if name in held}
+        told = {"kv": None, "kv.turn": getattr(self.kv, "turn", None), "kv.lengths": getattr(self.kv, "lengths", None)}
+        return self._asdict() | told | {f"kv.pages.{name}": value for name, value in held.items()}
 
     @property
     def seen(self) -> Mask:
@@ -139,6 +143,13 @@ class Given(NamedTuple):
     def is_placed(self, value: Mask | Score | None) -> bool:
         """Whether a mask or score depends on the positions of a rank's keys."""
         return value is not None and depends_on(value, *POSITIONAL) and value != Full()
+
+
+def _page_of(x: Any, pages: Any) -> Any:
+    """Describe one page of a tensor that has an entry for each of `pages`; return another value as it is."""
+    if is_tensor(x) and is_tensor(pages) and x.ndim > 1 and len(x) == len(pages):
+        return f"a cache of {x.dtype} pages of shape {tuple(x.shape[1:])}"
+    return x
 
 
 class Parts(NamedTuple):

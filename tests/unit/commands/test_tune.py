@@ -40,7 +40,7 @@ def row(**fields):
     ("arguments", "message"),
     [
         ([], "nothing is given; tune takes one of CONFIG, --shape, --list and --forget"),
-        (["--list", "--forget"], "--list and --forget is given"), (["--shape", "1x64"], "shape is '1x64'"),
+        (["--list", "--forget"], "--list and --forget are given"), (["--shape", "1x64"], "shape is '1x64'"),
         (["--shape", "1x64x8x64", "--dtype", "fp8"], "tune takes fp16 and bf16"),
         (["--shape", "1x64x8x64", "--mask", "triangle"], "mask is 'triangle'"),
         (["--shape", "1x64x8x64", "--page-size", "-1"], "page-size is -1"),

@@ -111,6 +111,38 @@ def test_keys_and_values_of_8_bits():
     assert "8-bit q, k and v have no backward" in refusal("plan", "--dtype", "fp8", "--backward")
 
 
+def test_a_refusal_names_what_was_given(tmp_path):
+    assert "--backward and --dtype fp8 are given" in refusal("run", "--dtype", "fp8", "--backward")
+    file = tmp_path / "x.npz"
+    np.savez(file, **{name: np.zeros((1, 8, 2, 16)) for name in "qkv"})
+    assert "error: k is a torch.float64 tensor" in refusal("run", file, "--kv-dtype", "fp8")
+    assert "processes is -1; it must be 0 or more" in refusal("tune", "--shape", "1x64x8x64", "--processes", -1)
+
+
+@pytest.mark.parametrize("name", ["causal:", "full:", "window:"])
+def test_a_mask_whose_value_is_missing(name):
+    assert f"mask is {name!r}; write full" in refusal("plan", "--mask", name)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--steps", 3), "--steps is given without --train, to which it belongs"),
+        (("--plot", "x.svg"), "--plot is given without --train, to which it belongs"),
+        (("--train", "--simulate", "sm90"), "--simulate and --train are given; give one of the two"),
+        (("--train", "--sentence", "A cat."), "--sentence and --train are given; give one of the two"),
+    ],
+)
+def test_options_of_the_demo_without_effect(options, words):
+    assert words in refusal("demo", "--device", "cpu", *options)
+
+
+@pytest.mark.parametrize("command", ["info", "clear"])
+def test_a_cache_without_a_home(command, monkeypatch):
+    monkeypatch.setattr("warpattn.runtime.cache_folder.folder", lambda: None)
+    assert "there is no home folder; set WARPATTN_CACHE_DIR" in refusal("cache", command)
+
+
 def test_sizes_are_named_as_users_know_them():
     assert "head_dim is 0; it must be 1" in refusal("run", "--shape", "2x3x4x0")
     assert "the number of key heads is 0" in refusal("plan", "--shape", "2x3x4/0x8")
@@ -254,7 +286,7 @@ def test_other_words_are_refused():
     assert "schedule is 'fast'; write eager, lazy" in refusal("simulate", "--schedule", "fast")
     assert "simulate has no option '--shpe'; `python -m" in refusal("simulate", "--shpe", "1x64x2x64")
     assert "timeline is 'x.png'; write a name that ends with" in refusal("simulate", "--timeline", "x.png")
-    assert "dtype is 'int8'; write fp16, bf16" in refusal("demo", "--dtype", "int8")
+    assert "dtype is 'int8'; the demo runs in fp32" in refusal("demo", "--dtype", "int8")
     assert "dtype is 'fp64'; the demo runs in" in refusal("demo", "--dtype", "fp64")
 
 

@@ -46,6 +46,29 @@ def other_functions() -> None:
         call(*operands())
 
 
+def cache(size: int = 4, heads: int = 2, dim_v: int = 8, count: int = 5, dtype: Any = torch.float32) -> wa.PagedKV:
+    """A cache of two sequences on one page each, `count` pages of `size` keys."""
+    pages = [torch.randn(count, size, heads, dim, dtype=dtype) for dim in (8, dim_v)]
+    return wa.PagedKV(*pages, torch.zeros(2, 1, dtype=torch.int32), torch.tensor([2, 3], dtype=torch.int32))
+
+
+def other_pages(name: str, **kind: Any) -> None:
+    """One rank has pages of another kind; of pages of one kind ranks have any number."""
+    rank, q = dist.get_rank(), torch.zeros(2, 1, 4, 8)
+    group = dist.new_group()
+    with pytest.raises(wa.AttentionError, match=rf"kv.pages.{name} is .* on rank 2 and .* on rank 0; all ranks must"):
+        wad.paged_attention(q, wad.share_pages(cache(**kind if rank == 2 else {}), group), group=group)
+    wad.paged_attention(q, wad.share_pages(cache(count=5 + rank), group), group=group)
+
+
+def other_captured() -> None:
+    """A tensor of one rank's score requires a gradient: its backward would wait for the other ranks'."""
+    bias = torch.zeros(4, requires_grad=dist.get_rank() == 1)
+    score = wa.CustomScore(lambda score, b, h, q, k, bias: score + bias[h], bias=bias)
+    with pytest.raises(wa.AttentionError, match=r"score is CustomScore .* on rank 1 and CustomScore .* on rank 0; all"):
+        wad.ring_attention(*operands(), score=score)
+
+
 def in_ring() -> None:
     """A call that all agree on, again and again."""
     wad.ring_attention(*operands(), mask=wa.Causal())
@@ -100,6 +123,11 @@ JOBS = [
     partial(refused, 0, "Padding.valid_lengths has shape (2,)", wad.ring_attention,
             {"mask": wa.Padding(torch.tensor([3, 4]))}, {"mask": wa.Padding(torch.tensor([3, 4]))}),
     partial(refused, 0, "group is 'all'", wad.ring_attention, {"group": "all"}, {"group": "all"}),
+    partial(other_pages, "v_pages", dim_v=16),
+    partial(other_pages, "k_pages", size=8),
+    partial(other_pages, "k_pages", heads=4),
+    partial(other_pages, "k_pages", dtype=torch.float64),
+    other_captured,
     other_functions,
     in_ring,
     partial(rank_is_late, wad.ring_attention, agreed=False),

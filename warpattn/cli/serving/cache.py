@@ -24,9 +24,7 @@ app = typer.Typer(no_args_is_help=True, help="Compiled kernels on disk: what the
 @app.command("info")
 def info() -> None:
     """Say where compiled kernels are kept, how many, how large they are, and the limit."""
-    place = cache_folder.folder()
-    if place is None:
-        raise AttentionError("there is no home folder; set WARPATTN_CACHE_DIR to keep compiled kernels")
+    place = _folder()
     held, most = cache_folder.look(place), cache_folder.limit()
     console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(f"folder   {place}{'' if cache_folder.is_folder(place) else ' (not made yet)'}")
@@ -45,7 +43,7 @@ def info() -> None:
 @app.command("clear")
 def clear() -> None:
     """Remove every compiled kernel; what another process is writing stays."""
-    place = cache_folder.folder()
+    place = _folder()
     held = cache_folder.look(place)
     removed = cache_folder.clear(place)
     left = cache_folder.look(place)
@@ -53,6 +51,14 @@ def clear() -> None:
     console.print(f"removed {removed} kernels, {(held.size - left.size) / UNIT:.1f} MiB, from {place}")
     if left.kernels:
         raise AttentionError(f"{left.kernels} kernels in {place} cannot be removed; this user may not write there")
+
+
+def _folder() -> Path:
+    """Return the folder of compiled kernels; raises AttentionError if there is none."""
+    place = cache_folder.folder()
+    if place is None:
+        raise AttentionError("there is no home folder; set WARPATTN_CACHE_DIR to keep compiled kernels")
+    return place
 
 
 def warm_command(
@@ -79,7 +85,7 @@ def warm_command(
     with working("compiling kernels", lambda: done[0]):
         from warpattn.serving.warming import warm  # imports Triton's processes
 
-        found = warm(layers, largest, calls=calls, arch=arch or None, processes=processes or None,
+        found = warm(layers, largest, calls=calls, arch=arch or None, processes=spelling.processes(processes),
                      progress=lambda part: done.__setitem__(0, part))  # fmt: skip
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for layer in layers:

@@ -41,8 +41,8 @@ def tune_command(
     given = [name for name, there in (("CONFIG", config), ("--shape", shape)) if there]
     given += [name for name, there in (("--list", listed), ("--forget", forget)) if there]
     if len(given) != 1:
-        has = " and ".join(given) or "nothing"
-        raise AttentionError(f"{has} is given; tune takes one of CONFIG, --shape, --list and --forget")
+        has = f"{' and '.join(given) or 'nothing'} {'are' if len(given) > 1 else 'is'}"
+        raise AttentionError(f"{has} given; tune takes one of CONFIG, --shape, --list and --forget")
     if listed:
         _list(console)
     elif forget:
@@ -61,7 +61,7 @@ def tune_command(
         with working("compiling and timing configurations", lambda: done[0]):
             from warpattn.serving.tuning import tune  # imports Triton's processes
 
-            found = tune(calls, rounds=rounds, processes=processes or None,
+            found = tune(calls, rounds=rounds, processes=spelling.processes(processes),
                          progress=lambda part: done.__setitem__(0, part))  # fmt: skip
         for one in found:
             console.print(f"{one.shape}: {one.words}")
