@@ -108,7 +108,8 @@ class Program:
         self.index, self.cluster, self.cta = index, cluster, cta
         (width, height, _), (x, y, z) = run.grid, index
         self.number = ((z * height + y) * width + x) * cluster.count + cta  # as if each had an SM of its own
-        self.pool = Pool(run.lanes)
+        self.pool = Pool(run.lanes)  # of work by the asynchronous proxy, which needs no fence to see its own
+        self.ordinary = Pool(run.lanes)  # of other copies
         self.loads: dict[int, Agent] = {}  # the newest copy of every lane
         self.name = "" if cluster.count == 1 else f" of CTA {cta}"
         self.name += "" if run.grid == (1, 1, 1) else f" of program {index}"

@@ -47,7 +47,7 @@ def _copy(op: Op) -> Callable[..., Any]:
         amd = task.machine.module.backend == "hip"
         engine = "copy to LDS" if amd else "cp.async"
         task.before_copies = task.clock.copy()
-        task.copies.append(task.issue(engine, task.program.pool, body))
+        task.copies.append(task.issue(engine, task.program.ordinary, body))
 
     return run
 
@@ -105,7 +105,7 @@ def _arrive_behind(op: Op) -> Callable[..., Any]:
                 copy.run()
             barrier.arrive_after(threads, copies, before, agent)
 
-        task.issue("cp.async", task.program.pool, body)
+        task.issue("cp.async", task.program.ordinary, body)
         task.copies = []  # a wait for the barrier waits for them
 
     return run

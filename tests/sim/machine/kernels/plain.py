@@ -243,3 +243,20 @@ def device_descriptor_kernel(x, out, M, N, B: tl.constexpr):
     result = tl.make_tensor_descriptor(out, [M, N], [N, 1], [B, B])
     i = tl.program_id(0) * B
     result.store([i, 0], source.load([i, 0]) * 2)
+
+
+@triton.jit
+def all_read_kernel(x, out, count, FAULT: tl.constexpr):
+    """Each program copies x, and the last one to say so clears it, by an atomic operation or an ordinary store."""
+    lanes = tl.arange(0, 16)
+    if FAULT == "reads late" or FAULT == "updates":
+        number = tl.atomic_add(count, 1, sem="acq_rel")
+        tl.store(out + tl.program_id(0) * 16 + lanes, tl.load(x + lanes))
+    else:
+        tl.store(out + tl.program_id(0) * 16 + lanes, tl.load(x + lanes))
+        number = tl.atomic_add(count, 1, sem="acq_rel")
+    if number == tl.num_programs(0) - 1:
+        if FAULT == "updates" or FAULT == "updates late":
+            tl.atomic_xchg(x + lanes, 0.0, sem="relaxed")
+        else:
+            tl.store(x + lanes, 0.0)
