@@ -167,7 +167,7 @@ class Task:
     def toucher(self) -> Toucher:
         """Describe who accesses global memory, in a new epoch, so that a race names the right line."""
         self.advance()
-        return Toucher(self.lane, self.clock.epoch(self.lane), self.clock, self.place())
+        return Toucher(self.lane, self.clock.epoch(self.lane), self.clock, self.place(), cta=self.program.number)
 
     def access(self, view: MemDesc, writes: bool) -> Access:
         return Access(view, self.lane, self.clock.epoch(self.lane), writes, False, self.place(), self.program.cta)

@@ -27,13 +27,16 @@ _VERBS = {"read": "reads", "write": "writes", "atomic": "updates", "sum": "adds 
 
 
 class Toucher(NamedTuple):
-    """Who accesses: a lane in an epoch, with its clock; `asynchronous`: through that proxy, as TMA does."""
+    """Who accesses: a lane in an epoch, with its clock; `asynchronous`: through that proxy, as TMA does; the number of
+    the CTA (-1: unknown), and whether an atomic access is one for other accesses of this CTA only (scope "cta")."""
 
     lane: int
     epoch: int
     clock: Clock
     place: Place
     asynchronous: bool = False
+    cta: int = -1
+    narrow: bool = False
 
     @property
     def packed(self) -> int:
@@ -41,18 +44,26 @@ class Toucher(NamedTuple):
 
 
 class Update(NamedTuple):
-    """An atomic access: who, the unordered one before it (-1: none), and whether it only read."""
+    """An atomic access: who, the unordered one before it (-1: none), whether it only read, and for which CTA."""
 
     packed: int
     before: int
     looks: bool
+    cta: int
+    narrow: bool
 
 
 class Release(NamedTuple):
-    """What an address releases: the knowledge of a role in an epoch (-1: of several)."""
+    """What an address releases: the knowledge of a role in an epoch (-1: of several), and for whom."""
 
     packed: int
     clock: Clock
+    cta: int
+    narrow: bool
+
+    def heard(self, who: Toucher) -> bool:
+        """Whether an access that acquires learns of it: scope "cta" of either is for one CTA."""
+        return not (self.narrow or who.narrow) or self.cta == who.cta
 
 
 class GlobalBuffer:
@@ -242,13 +253,21 @@ class GlobalMemory:
         while number >= 0:
             update = buffer.updates[number]
             ordered = _ordered(who, update.packed, acquired)
-            if self.fixed_order and how == "sum" and not ordered and not update.looks:
-                self._race(who, how, (1, update.packed, "updated"), buffer)
+            if not ordered and not (looks and update.looks):
+                self._check_unordered(who, how, update, buffer)
             if not ordered or (looks and not update.looks):
                 break
             number = update.before
-        buffer.updates.append(Update(who.packed, number, looks))
+        buffer.updates.append(Update(who.packed, number, looks, who.cta, who.narrow))
         return len(buffer.updates) - 1
+
+    def _check_unordered(self, who: Toucher, how: str, update: Update, buffer: GlobalBuffer) -> None:
+        """Check that an update needs no order after an earlier one."""
+        before = "polled" if update.looks else "updated"
+        if self.fixed_order and how == "sum" and not update.looks:
+            self._race(who, how, (1, update.packed, before), buffer)
+        elif (who.narrow or update.narrow) and who.cta != update.cta and min(who.cta, update.cta) >= 0:
+            self._race(who, how, (1, update.packed, f"{before}, one of the two with scope='cta'"), buffer)
 
     def _check_updates(self, numbers: np.ndarray, who: Toucher, how: str, buffer: GlobalBuffer) -> None:
         """Check that an ordinary access is ordered after all updates of its cells; reads do not conflict with polls."""

@@ -50,3 +50,17 @@ def test_a_copy_by_tma_is_no_fence_for_an_earlier_one(schedule):
     report, _ = two_proxies("no fence", schedule=schedule)
     (found,) = report.findings
     assert found.kind == "MissingFence" and matches(found, "multiply_both", "warpgroup_mma(left", "async_load(left")
+
+
+@pytest.mark.parametrize("arch", ["sm90", "gfx942"])
+@pytest.mark.parametrize(("scope", "kinds"), [("gpu", set()), ("sys", set()), ("cta", {"Race"})])
+def test_a_scope_of_one_cta_orders_nothing_between_programs(scope, kinds, arch):
+    x, out = torch.randn(4, 16), torch.zeros(2, 16)
+    args = {"x": x, "part": torch.zeros(4, 16), "count": torch.zeros(1, dtype=torch.int32), "out": out}
+    report = run(plain.scope_kernel, (4,), args, {"SCOPE": scope}, arch=arch, schedules="all", seeds=2)
+    assert {found.kind for found in report.findings} == kinds, report
+    assert torch.allclose(out, x.sum(0).expand(2, 16), atol=1e-5)
+    if kinds:
+        assert any(matches(found, "scope_kernel", "tl.atomic_add(count", None) for found in report.findings), report
+        assert any(matches(found, "scope_kernel", "tl.load(part", "tl.store(part") for found in report.findings), report
+        assert "updated, one of the two with scope='cta'; nothing orders the two" in str(report.findings[0])
