@@ -237,11 +237,15 @@ class Task:
     def finish(self) -> None:
         """End the role: report what it leaves under way."""
         self.done = True
-        copies = [agent for group in [*self.groups, self.copies] for agent in group]
+        copies = [agent for group in [*self.groups, self.copies] for agent in group if self._owes(agent)]
         for agent in [reader for reader, _ in self.stores[self.stores_read :]] + self.products + copies:
             self.machine.pending_at_exit(agent, "the role ends without waiting for it")
         self.program.ended.append(Ended(self.role, tuple(self.events)))
         keep(self.machine, self.program)
+
+    def _owes(self, copy: Agent) -> bool:
+        """Whether the role must have waited for a copy: it is no copy whose end an mbarrier tells."""
+        return self.program.loads.get(copy.lane) is not copy and not self.clock.knows(copy.lane, copy.epoch)
 
 
 class TasksWait(Wait):

@@ -51,6 +51,7 @@ class Update(NamedTuple):
     looks: bool
     cta: int
     narrow: bool
+    asynchronous: bool
 
 
 class Release(NamedTuple):
@@ -258,7 +259,7 @@ class GlobalMemory:
             if not ordered or (looks and not update.looks):
                 break
             number = update.before
-        buffer.updates.append(Update(who.packed, number, looks, who.cta, who.narrow))
+        buffer.updates.append(Update(who.packed, number, looks, who.cta, who.narrow, who.asynchronous))
         return len(buffer.updates) - 1
 
     def _check_unordered(self, who: Toucher, how: str, update: Update, buffer: GlobalBuffer) -> None:
@@ -271,6 +272,8 @@ class GlobalMemory:
 
     def _check_updates(self, numbers: np.ndarray, who: Toucher, how: str, buffer: GlobalBuffer) -> None:
         """Check that an ordinary access is ordered after all updates of its cells; reads do not conflict with polls."""
+        if who.asynchronous:
+            self._check_updates_fence(numbers, who, how, buffer)
         for last in np.unique(numbers).tolist():
             number = last
             while number >= 0:
@@ -308,11 +311,24 @@ class GlobalMemory:
         bare = (packed >= 0) & (lanes != who.lane) & ~who.clock.known(lanes, epochs, fenced=True)
         bare &= who.clock.known(lanes, epochs)  # others race, which is reported
         if bare.any():
-            other = self.places.get(int(packed[bare][0]), Place("another program", ()))
-            text = f"{who.place} {_VERBS[how]} {np.count_nonzero(bare)} elements of {buffer.name} through the "
-            text += f"asynchronous proxy after {other} wrote them with ordinary stores; there is no fence.proxy.async "
-            text += "between the two"
-            self.findings.add(Finding("MissingFence", text, (who.place, other), buffer.name))
+            earlier = int(np.count_nonzero(bare)), int(packed[bare][0]), "wrote them with ordinary stores"
+            self._no_fence(who, how, earlier, buffer)
+
+    def _check_updates_fence(self, numbers: np.ndarray, who: Toucher, how: str, buffer: GlobalBuffer) -> None:
+        """Check for a fence between atomic operations and an access by TMA."""
+        last, where = np.unique(numbers.reshape(-1), return_inverse=True)
+        earlier = np.array([_bare_update(number, who, buffer) for number in last.tolist()], np.int64)[where]
+        bare = np.flatnonzero(earlier >= 0)
+        if bare.size:
+            self._no_fence(who, how, (bare.size, int(earlier[bare[0]]), "updated them"), buffer)
+
+    def _no_fence(self, who: Toucher, how: str, earlier: tuple[int, int, str], buffer: GlobalBuffer) -> None:
+        """Report a missing fence; earlier: the number of elements, the earlier access and what it did."""
+        count, packed, before = earlier
+        other = self.places.get(packed, Place("another program", ()))
+        text = f"{who.place} {_VERBS[how]} {count} elements of {buffer.name} through the asynchronous proxy after "
+        text += f"{other} {before}; there is no fence.proxy.async between the two"
+        self.findings.add(Finding("MissingFence", text, (who.place, other), buffer.name))
 
     def report_collision(self, part: Part, who: Toucher, lost: np.ndarray, size: int) -> None:
         """Report that lanes of one store write different values to one address: any of them may stay."""
@@ -365,4 +381,16 @@ def _unordered_read(number: int, who: Toucher, buffer: GlobalBuffer, acquired: R
         packed, number = buffer.reads[number]
         if not _ordered(who, packed, acquired):
             return packed
+    return -1
+
+
+def _bare_update(number: int, who: Toucher, buffer: GlobalBuffer) -> int:
+    """Return which atomic operation, of update `number` and those before it, no fence shows to TMA (-1: none)."""
+    while number >= 0:
+        update = buffer.updates[number]
+        lane, epoch = update.packed >> 32, update.packed & EPOCH
+        ordinary = not update.asynchronous and not update.looks
+        if ordinary and who.clock.knows(lane, epoch) and not who.clock.knows(lane, epoch, row=1):
+            return update.packed
+        number = update.before
     return -1

@@ -106,7 +106,8 @@ def _arrive_behind(op: Op) -> Callable[..., Any]:
             barrier.arrive_after(threads, copies, before, agent)
 
         task.issue("cp.async", task.program.ordinary, body)
-        task.copies = []  # a wait for the barrier waits for them
+        task.program.loads |= {copy.lane: copy for copy in copies}  # any role may wait for the barrier
+        task.copies = [copy for copy in task.copies if not task.clock.knows(copy.lane, copy.epoch)]
 
     return run
 
