@@ -16,7 +16,7 @@ from .errors import SimulationError
 from .ir.formats import register_dtype, wrap
 from .ir.module import Block, Module
 from .ir.valuetypes import Type, parse_type
-from .memory.descriptor import Descriptor, TensorDescriptor
+from .memory.descriptor import Descriptor, TensorDescriptor, misaligned
 from .memory.global_memory import GlobalMemory
 
 _ELEMENTS = {
@@ -68,7 +68,7 @@ def memory_of(tensor: Any, name: str) -> Memory:
     elif hasattr(tensor, "data_ptr"):
         if tensor.device.type != "cpu":
             raise SimulationError(f"{name} is on {tensor.device}; the simulator takes CPU tensors")
-        address, itemsize = tensor.data_ptr(), tensor.element_size()
+        address, itemsize = _address_of(tensor, name), tensor.element_size()
         strides, dtype = tuple(tensor.stride()), str(tensor.dtype).removeprefix("torch.")
     else:
         raise SimulationError(f"{name} is a {type(tensor).__name__}; a NumPy array or torch CPU tensor is needed")
@@ -79,6 +79,17 @@ def memory_of(tensor: Any, name: str) -> Memory:
     low = address + sum(min(0, s) for s in spans)
     high = address + sum(max(0, s) for s in spans) + (itemsize if 0 not in shape else 0)
     return Memory(address, low, high, _ELEMENTS[dtype], shape, strides, itemsize)
+
+
+def _address_of(tensor: Any, name: str) -> int:
+    """Return the address of a torch tensor's first element."""
+    try:
+        found = tensor.data_ptr()
+        tensor.stride()
+    except RuntimeError:
+        text = f"{name} is a {type(tensor).__name__} of layout {tensor.layout} without plain memory"
+        raise SimulationError(f"{text}; the simulator takes dense tensors") from None
+    return found
 
 
 def bind(module: Module, memory: GlobalMemory, args: Mapping[str, Any]) -> list[Any]:
@@ -174,6 +185,8 @@ def _flattened(args: Mapping[str, Any], names: Sequence[str], block: Block) -> d
             flat.update(_sizes_of(name, found))
         elif kind is not None and kind.elem == "ptr" and isinstance(value, TensorDescriptor):
             # For AMD, Triton splits a descriptor of the host into separate arguments.
+            if f"{name}.padding" not in names:
+                raise SimulationError(f"{name} is a descriptor; the kernel was compiled for a pointer")
             flat.update(_sizes_of(name, _viewed(value, memory_of(value.tensor, name))))
             flat |= {name: value.tensor, f"{name}.padding": value.padding == "nan",
                      f"{name}.roundF32ToTF32": value.tf32}  # fmt: skip
@@ -242,6 +255,9 @@ def _describe(memory: GlobalMemory, name: str, found: Memory, address: int, kind
         raise SimulationError(f"{name} has elements {found.elem}; the kernel was compiled for {kind.elem}")
     if found.shape and found.strides[-1] != 1 and found.shape[-1] > 1:
         raise SimulationError(f"{name} has strides {found.strides}; the last one of a descriptor's tensor must be 1")
+    fault = misaligned(found.address, found.strides, found.itemsize)
+    if fault:
+        raise SimulationError(f"the descriptor of {name} has {fault}")
     buffer = memory.find(address)
     assert buffer is not None
     return Descriptor(buffer, address - buffer.base, found.shape, found.strides, kind)

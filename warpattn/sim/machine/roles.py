@@ -108,7 +108,8 @@ class Program:
         self.index, self.cluster, self.cta = index, cluster, cta
         (width, height, _), (x, y, z) = run.grid, index
         self.number = ((z * height + y) * width + x) * cluster.count + cta  # as if each had an SM of its own
-        self.pool = Pool(run.lanes)
+        self.pool = Pool(run.lanes)  # of work by the asynchronous proxy, which needs no fence to see its own
+        self.ordinary = Pool(run.lanes)  # of other copies
         self.loads: dict[int, Agent] = {}  # the newest copy of every lane
         self.name = "" if cluster.count == 1 else f" of CTA {cta}"
         self.name += "" if run.grid == (1, 1, 1) else f" of program {index}"
@@ -166,7 +167,7 @@ class Task:
     def toucher(self) -> Toucher:
         """Describe who accesses global memory, in a new epoch, so that a race names the right line."""
         self.advance()
-        return Toucher(self.lane, self.clock.epoch(self.lane), self.clock, self.place())
+        return Toucher(self.lane, self.clock.epoch(self.lane), self.clock, self.place(), cta=self.program.number)
 
     def access(self, view: MemDesc, writes: bool) -> Access:
         return Access(view, self.lane, self.clock.epoch(self.lane), writes, False, self.place(), self.program.cta)
@@ -236,11 +237,15 @@ class Task:
     def finish(self) -> None:
         """End the role: report what it leaves under way."""
         self.done = True
-        copies = [agent for group in [*self.groups, self.copies] for agent in group]
+        copies = [agent for group in [*self.groups, self.copies] for agent in group if self._owes(agent)]
         for agent in [reader for reader, _ in self.stores[self.stores_read :]] + self.products + copies:
             self.machine.pending_at_exit(agent, "the role ends without waiting for it")
         self.program.ended.append(Ended(self.role, tuple(self.events)))
         keep(self.machine, self.program)
+
+    def _owes(self, copy: Agent) -> bool:
+        """Whether the role must have waited for a copy: it is no copy whose end an mbarrier tells."""
+        return self.program.loads.get(copy.lane) is not copy and not self.clock.knows(copy.lane, copy.epoch)
 
 
 class TasksWait(Wait):

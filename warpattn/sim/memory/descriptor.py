@@ -26,6 +26,7 @@ from .findings import Finding
 from .global_memory import GlobalBuffer, GlobalMemory, Toucher
 
 _ADDRESSES = 1 << 64
+_ALIGNMENT = 16  # bytes: of the first element, and of strides
 
 
 class PixelBox(NamedTuple):
@@ -200,4 +201,15 @@ def make_descriptor(
         raise SimulationError(
             f"a tensor descriptor of {buffer.name} covers bytes {offset}..{last}, and there are {buffer.nbytes}"
         )
+    fault = misaligned(buffer.address + offset, strides, kind.itemsize)
+    if fault:
+        raise SimulationError(f"a tensor descriptor of {buffer.name} has {fault}")
     return Descriptor(buffer, offset, shape, strides, kind, nan)
+
+
+def misaligned(address: int, strides: Sequence[int], itemsize: int) -> str:
+    """Say which address or stride (in elements) of a tensor TMA cannot take; empty if it can."""
+    if address % _ALIGNMENT:
+        return f"the address {address}; TMA takes multiples of {_ALIGNMENT} bytes"
+    steps = [int(stride) * itemsize for stride in strides[:-1] if int(stride) * itemsize % _ALIGNMENT]
+    return f"a stride of {steps[0]} bytes; TMA takes multiples of {_ALIGNMENT}" if steps else ""

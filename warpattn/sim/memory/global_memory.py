@@ -2,9 +2,9 @@
 
 Every range of the caller's memory is a buffer with its own base address, 2**40 apart, so that pointers are integers and
 stray ones are noticed. Per granule (the smallest element that the kernel accesses there) a shadow holds the last write
-and the last read as lane * 2**32 + epoch, and the number of the last update in a list of them. Unordered conflicting
-accesses are races, between programs too. Updates (atomic operations, TMA reductions) do not conflict with each other,
-so each names the earlier one that it is not ordered after: a later access must be ordered after all.
+as lane * 2**32 + epoch, and the numbers of the last read and the last update in lists of them. Unordered conflicting
+accesses are races, between programs too. Reads do not conflict with each other, nor do updates (atomic operations, TMA
+reductions), so each names the earlier one that it is not ordered after: a later write must be ordered after all.
 TMA uses its own proxy: it sees earlier ordinary stores only after a fence, as in shared memory.
 Sums of floats depend on the order of their updates; with `fixed_order` two unordered ones are a race, too.
 """
@@ -27,13 +27,16 @@ _VERBS = {"read": "reads", "write": "writes", "atomic": "updates", "sum": "adds 
 
 
 class Toucher(NamedTuple):
-    """Who accesses: a lane in an epoch, with its clock; `asynchronous`: through that proxy, as TMA does."""
+    """Who accesses: a lane in an epoch, with its clock; `asynchronous`: through that proxy, as TMA does; the number of
+    the CTA (-1: unknown), and whether an atomic access is one for other accesses of this CTA only (scope "cta")."""
 
     lane: int
     epoch: int
     clock: Clock
     place: Place
     asynchronous: bool = False
+    cta: int = -1
+    narrow: bool = False
 
     @property
     def packed(self) -> int:
@@ -41,18 +44,27 @@ class Toucher(NamedTuple):
 
 
 class Update(NamedTuple):
-    """An atomic access: who, the unordered one before it (-1: none), and whether it only read."""
+    """An atomic access: who, the unordered one before it (-1: none), whether it only read, and for which CTA."""
 
     packed: int
     before: int
     looks: bool
+    cta: int
+    narrow: bool
+    asynchronous: bool
 
 
 class Release(NamedTuple):
-    """What an address releases: the knowledge of a role in an epoch (-1: of several)."""
+    """What an address releases: the knowledge of a role in an epoch (-1: of several), and for whom."""
 
     packed: int
     clock: Clock
+    cta: int
+    narrow: bool
+
+    def heard(self, who: Toucher) -> bool:
+        """Whether an access that acquires learns of it: scope "cta" of either is for one CTA."""
+        return not (self.narrow or who.narrow) or self.cta == who.cta
 
 
 class GlobalBuffer:
@@ -67,6 +79,7 @@ class GlobalBuffer:
         self.last_write = np.full(cells, -1, np.int64)
         self.last_read = np.full(cells, -1, np.int64)
         self.last_atomic = np.full(cells, -1, np.int64)
+        self.reads: list[tuple[int, int]] = []  # since the last write: who, and the unordered one before it (-1: none)
         self.updates: list[Update] = []
         self.has_writes = False
         self.released: dict[int, Release] = {}  # byte -> what a reader of the last atomic there learns
@@ -195,11 +208,12 @@ class GlobalMemory:
                 self._check_fence(write[cells], who, how, buffer)
         if buffer.updates and how in ("read", "write"):
             self._check_updates(atomic[cells], who, how, buffer)
-        if how in ("write", "atomic", "sum"):
-            self._check(read[cells], who, how, "read", buffer)
+        if buffer.reads and how in ("write", "atomic", "sum"):
+            self._check_reads(read[cells], who, how, buffer)
+            read[cells] = -1  # what is ordered after this access is ordered after them
         packed = who.packed
         if how == "read":
-            read[cells] = packed
+            read[cells] = _after_reads(read[cells], who, buffer)
         elif how == "write":
             buffer.has_writes = True
             write[cells] = packed
@@ -213,10 +227,14 @@ class GlobalMemory:
         """Check and record an atomic access of one element's cells, which is ordered after what it acquires, too."""
         packed = who.packed
         for cell in cells:
-            for verb, shadow in (("wrote", buffer.last_write), ("read", buffer.last_read))[: 1 if how == "poll" else 2]:
-                earlier = int(shadow[cell])
-                if earlier >= 0 and not _ordered(who, earlier, acquired):
-                    self._race(who, how, (1, earlier, verb), buffer)
+            earlier = int(buffer.last_write[cell])
+            if earlier >= 0 and not _ordered(who, earlier, acquired):
+                self._race(who, how, (1, earlier, "wrote"), buffer)
+            if buffer.reads and how != "poll":
+                earlier = _unordered_read(int(buffer.last_read[cell]), who, buffer, acquired)
+                if earlier >= 0:
+                    self._race(who, how, (1, earlier, "read"), buffer)
+                buffer.last_read[cell] = -1
             buffer.last_atomic[cell] = self._follow(int(buffer.last_atomic[cell]), who, acquired, buffer, how)
         self.places[packed] = who.place
 
@@ -236,16 +254,26 @@ class GlobalMemory:
         while number >= 0:
             update = buffer.updates[number]
             ordered = _ordered(who, update.packed, acquired)
-            if self.fixed_order and how == "sum" and not ordered and not update.looks:
-                self._race(who, how, (1, update.packed, "updated"), buffer)
+            if not ordered and not (looks and update.looks):
+                self._check_unordered(who, how, update, buffer)
             if not ordered or (looks and not update.looks):
                 break
             number = update.before
-        buffer.updates.append(Update(who.packed, number, looks))
+        buffer.updates.append(Update(who.packed, number, looks, who.cta, who.narrow, who.asynchronous))
         return len(buffer.updates) - 1
+
+    def _check_unordered(self, who: Toucher, how: str, update: Update, buffer: GlobalBuffer) -> None:
+        """Check that an update needs no order after an earlier one."""
+        before = "polled" if update.looks else "updated"
+        if self.fixed_order and how == "sum" and not update.looks:
+            self._race(who, how, (1, update.packed, before), buffer)
+        elif (who.narrow or update.narrow) and who.cta != update.cta and min(who.cta, update.cta) >= 0:
+            self._race(who, how, (1, update.packed, f"{before}, one of the two with scope='cta'"), buffer)
 
     def _check_updates(self, numbers: np.ndarray, who: Toucher, how: str, buffer: GlobalBuffer) -> None:
         """Check that an ordinary access is ordered after all updates of its cells; reads do not conflict with polls."""
+        if who.asynchronous:
+            self._check_updates_fence(numbers, who, how, buffer)
         for last in np.unique(numbers).tolist():
             number = last
             while number >= 0:
@@ -255,6 +283,15 @@ class GlobalMemory:
                     self._race(who, how, (int(np.count_nonzero(numbers == last)), update.packed, before), buffer)
                     break
                 number = update.before
+
+    def _check_reads(self, numbers: np.ndarray, who: Toucher, how: str, buffer: GlobalBuffer) -> None:
+        """Check that a write or an update is ordered after all reads of its cells."""
+        flat = numbers.reshape(-1)
+        last, where = np.unique(flat, return_inverse=True)
+        earlier = np.array([_unordered_read(number, who, buffer) for number in last.tolist()], np.int64)[where]
+        bad = np.flatnonzero(earlier >= 0)
+        if bad.size:
+            self._race(who, how, (len(bad), int(earlier[bad[0]]), "read"), buffer)
 
     def _check(self, packed: np.ndarray, who: Toucher, how: str, before: str, buffer: GlobalBuffer) -> None:
         if not packed.size or packed.item(packed.argmax()) < 0:
@@ -274,11 +311,24 @@ class GlobalMemory:
         bare = (packed >= 0) & (lanes != who.lane) & ~who.clock.known(lanes, epochs, fenced=True)
         bare &= who.clock.known(lanes, epochs)  # others race, which is reported
         if bare.any():
-            other = self.places.get(int(packed[bare][0]), Place("another program", ()))
-            text = f"{who.place} {_VERBS[how]} {np.count_nonzero(bare)} elements of {buffer.name} through the "
-            text += f"asynchronous proxy after {other} wrote them with ordinary stores; there is no fence.proxy.async "
-            text += "between the two"
-            self.findings.add(Finding("MissingFence", text, (who.place, other), buffer.name))
+            earlier = int(np.count_nonzero(bare)), int(packed[bare][0]), "wrote them with ordinary stores"
+            self._no_fence(who, how, earlier, buffer)
+
+    def _check_updates_fence(self, numbers: np.ndarray, who: Toucher, how: str, buffer: GlobalBuffer) -> None:
+        """Check for a fence between atomic operations and an access by TMA."""
+        last, where = np.unique(numbers.reshape(-1), return_inverse=True)
+        earlier = np.array([_bare_update(number, who, buffer) for number in last.tolist()], np.int64)[where]
+        bare = np.flatnonzero(earlier >= 0)
+        if bare.size:
+            self._no_fence(who, how, (bare.size, int(earlier[bare[0]]), "updated them"), buffer)
+
+    def _no_fence(self, who: Toucher, how: str, earlier: tuple[int, int, str], buffer: GlobalBuffer) -> None:
+        """Report a missing fence; earlier: the number of elements, the earlier access and what it did."""
+        count, packed, before = earlier
+        other = self.places.get(packed, Place("another program", ()))
+        text = f"{who.place} {_VERBS[how]} {count} elements of {buffer.name} through the asynchronous proxy after "
+        text += f"{other} {before}; there is no fence.proxy.async between the two"
+        self.findings.add(Finding("MissingFence", text, (who.place, other), buffer.name))
 
     def report_collision(self, part: Part, who: Toucher, lost: np.ndarray, size: int) -> None:
         """Report that lanes of one store write different values to one address: any of them may stay."""
@@ -302,3 +352,45 @@ def _ordered(who: Toucher, packed: int, acquired: Release | None = None) -> bool
     if lane == who.lane or who.clock.knows(lane, epoch):
         return True
     return acquired is not None and acquired.clock.knows(lane, epoch)
+
+
+def _after_reads(numbers: np.ndarray, who: Toucher, buffer: GlobalBuffer) -> Any:
+    """Return the numbers of a new read of cells whose last reads have `numbers`."""
+    first, reads = len(buffer.reads), buffer.reads
+    if not numbers.size:
+        return numbers
+    number = numbers.item(0)
+    if numbers.item(numbers.argmin()) == number == numbers.item(numbers.argmax()):
+        reads.append((who.packed, _unordered_before(number, who, reads)))
+        return first
+    last, where = np.unique(numbers, return_inverse=True)
+    reads += [(who.packed, _unordered_before(number, who, reads)) for number in last.tolist()]
+    return (first + where).reshape(numbers.shape)
+
+
+def _unordered_before(number: int, who: Toucher, reads: list[tuple[int, int]]) -> int:
+    """Return the number of the newest read, from `number` on, that is not ordered before the current one."""
+    while number >= 0 and _ordered(who, reads[number][0]):
+        number = reads[number][1]
+    return number
+
+
+def _unordered_read(number: int, who: Toucher, buffer: GlobalBuffer, acquired: Release | None = None) -> int:
+    """Return who read, of read `number` and those before it, without order (-1: no one)."""
+    while number >= 0:
+        packed, number = buffer.reads[number]
+        if not _ordered(who, packed, acquired):
+            return packed
+    return -1
+
+
+def _bare_update(number: int, who: Toucher, buffer: GlobalBuffer) -> int:
+    """Return which atomic operation, of update `number` and those before it, no fence shows to TMA (-1: none)."""
+    while number >= 0:
+        update = buffer.updates[number]
+        lane, epoch = update.packed >> 32, update.packed & EPOCH
+        ordinary = not update.asynchronous and not update.looks
+        if ordinary and who.clock.knows(lane, epoch) and not who.clock.knows(lane, epoch, row=1):
+            return update.packed
+        number = update.before
+    return -1

@@ -120,7 +120,7 @@ def _copy(op: Op) -> Callable[..., Any]:
             access = Access(view, agent.lane, agent.epoch, True, False, agent.place)
             view.buffer.write(access, agent.clock, encode(np.asarray(values, dtype), elem))
 
-        task.copies.append(task.issue("copy to LDS", task.program.pool, body))
+        task.copies.append(task.issue("copy to LDS", task.program.ordinary, body))
 
     return run
 

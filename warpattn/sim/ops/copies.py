@@ -47,7 +47,7 @@ def _copy(op: Op) -> Callable[..., Any]:
         amd = task.machine.module.backend == "hip"
         engine = "copy to LDS" if amd else "cp.async"
         task.before_copies = task.clock.copy()
-        task.copies.append(task.issue(engine, task.program.pool, body))
+        task.copies.append(task.issue(engine, task.program.ordinary, body))
 
     return run
 
@@ -105,8 +105,9 @@ def _arrive_behind(op: Op) -> Callable[..., Any]:
                 copy.run()
             barrier.arrive_after(threads, copies, before, agent)
 
-        task.issue("cp.async", task.program.pool, body)
-        task.copies = []  # a wait for the barrier waits for them
+        task.issue("cp.async", task.program.ordinary, body)
+        task.program.loads |= {copy.lane: copy for copy in copies}  # any role may wait for the barrier
+        task.copies = [copy for copy in task.copies if not task.clock.knows(copy.lane, copy.epoch)]
 
     return run
 

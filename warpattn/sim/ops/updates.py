@@ -9,7 +9,7 @@ The compiler checks the types of reductions. Only descriptors know the sign of t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ..ir.module import Op
 from ..ir.valuetypes import Type
 from ..machine.registry import blocking
 from ..machine.sync import Wait
-from ..memory.global_memory import EPOCH, GlobalBuffer, Part, Release
+from ..memory.global_memory import EPOCH, GlobalBuffer, Part, Release, Toucher
 from .memory import bits_at, cells_of, lanes_of, pointee
 
 _ATOMIC: dict[str, Callable[[Any, Any], Any]] = {
@@ -39,9 +39,33 @@ def _updated(name: str, old: Any, new: Any, kind: Type) -> Any:
     return value if narrow is None else narrow(np.float32(value))
 
 
+class Semantics(NamedTuple):
+    """What an atomic operation orders, and for whom."""
+
+    order: str
+    scope: str
+
+    @property
+    def acquires(self) -> bool:
+        return self.order in ("acq_rel", "acquire")
+
+    @property
+    def releases(self) -> bool:
+        return self.order in ("acq_rel", "release")
+
+    def toucher(self, task: Any) -> Toucher:
+        """Describe a role that accesses memory in this way."""
+        return task.toucher()._replace(narrow=self.scope == "cta")
+
+
+def _words(op: Op) -> list[str]:
+    return op.text.replace(",", " ").split()
+
+
 @blocking("tt.atomic_rmw")
 def _atomic_rmw(op: Op) -> Callable[..., Any]:
-    name, order = op.text.replace(",", " ").split()[:2]
+    name, *semantics = _words(op)[:3]
+    order = Semantics(*semantics)
     kind = pointee(op.inputs[0])
     if name not in _ATOMIC and name not in ("umax", "umin"):
         raise op.error(f"atomic {name} is not simulated")
@@ -57,8 +81,7 @@ def _atomic_rmw(op: Op) -> Callable[..., Any]:
 
 @blocking("tt.atomic_cas")
 def _atomic_cas(op: Op) -> Callable[..., Any]:
-    order = op.text.replace(",", " ").split()[0]
-    kind = pointee(op.inputs[0])
+    order, kind = Semantics(*_words(op)[:2]), pointee(op.inputs[0])
 
     def run(task: Any, pointers: Any, expected: Any, values: Any) -> Any:
         yield None
@@ -70,7 +93,7 @@ def _atomic_cas(op: Op) -> Callable[..., Any]:
 
 @blocking("tt.atomic_load")
 def _atomic_load(op: Op) -> Callable[..., Any]:
-    order, kind = op.text.partition(",")[0].strip(), pointee(op.inputs[0])
+    order, kind = Semantics(*_words(op)[:2]), pointee(op.inputs[0])
 
     def run(task: Any, pointers: Any, mask: Any = None) -> Any:
         yield None
@@ -81,7 +104,7 @@ def _atomic_load(op: Op) -> Callable[..., Any]:
 
 @blocking("tt.atomic_store")
 def _atomic_store(op: Op) -> Callable[..., Any]:
-    order, kind = op.text.partition(",")[0].strip(), pointee(op.inputs[0])
+    order, kind = Semantics(*_words(op)[:2]), pointee(op.inputs[0])
 
     def run(task: Any, pointers: Any, values: Any, mask: Any = None) -> Any:
         yield None
@@ -102,7 +125,7 @@ def _listed(values: Any, pointers: Any, kind: Type) -> list:
 def _atomic(
     task: Any,
     kind: Type,
-    order: str,
+    order: Semantics,
     pointers: Any,
     mask: Any,
     update: Callable[[Any, int], Any] | None,
@@ -115,7 +138,7 @@ def _atomic(
     spots = range(len(flat)) if wanted is None else np.flatnonzero(wanted).tolist()
     old = np.zeros(len(flat), register_dtype(kind.elem))
     memory, dtype, size, floats = task.machine.memory, memory_dtype(kind.elem), kind.itemsize, kind.is_float
-    acquires, who = order in ("acq_rel", "acquire"), task.toucher()
+    who = order.toucher(task)
     learned: dict[int, Release] = {}
     reached: dict[tuple[int, int], GlobalBuffer] = {}
     for i in spots:
@@ -123,7 +146,7 @@ def _atomic(
         if found is None:
             continue
         buffer, at = found
-        release = buffer.released.get(at) if acquires else None
+        release = _heard(buffer, at, who) if order.acquires else None
         if release is not None:
             learned[id(release)] = release
         cells = range(at // buffer.granule, -(-(at + size) // buffer.granule))
@@ -140,9 +163,15 @@ def _atomic(
         bits[0] = encode(np.asarray([new], register_dtype(kind.elem)), kind.elem)[0] if floats else new
         task.machine.changes += bits.tobytes() != before
     _acquire(task, learned.values())
-    if order in ("acq_rel", "release"):
-        _release(task, order == "release", reached)
+    if order.releases:
+        _release(task, who, reached, alone=not order.acquires)
     return as_register(old.reshape(addresses.shape)[()], kind)
+
+
+def _heard(buffer: GlobalBuffer, at: int, who: Toucher) -> Release | None:
+    """Return what an access that acquires learns at byte `at`."""
+    release = buffer.released.get(at)
+    return release if release is not None and release.heard(who) else None
 
 
 def _acquire(task: Any, releases: Iterable[Release]) -> None:
@@ -152,17 +181,17 @@ def _acquire(task: Any, releases: Iterable[Release]) -> None:
             task.clock.join(release.clock)
 
 
-def _release(task: Any, alone: bool, reached: dict[tuple[int, int], GlobalBuffer]) -> None:
+def _release(task: Any, who: Toucher, reached: dict[tuple[int, int], GlobalBuffer], alone: bool) -> None:
     """Let addresses release what a role knows; `alone`: also what they released before, which it has not acquired."""
-    mine = Release(task.lane << 32 | task.clock.epoch(task.lane), task.clock.copy())
+    mine = Release(task.lane << 32 | task.clock.epoch(task.lane), task.clock.copy(), who.cta, who.narrow)
     for (_, at), buffer in reached.items():
-        before = buffer.released.get(at) if alone else None
+        before = _heard(buffer, at, who) if alone else None
         if before is None:
             buffer.released[at] = mine
         else:
             both = mine.clock.copy()
             both.join(before.clock)
-            buffer.released[at] = Release(-1, both)
+            buffer.released[at] = Release(-1, both, who.cta, who.narrow)
     task.advance()
 
 
@@ -189,7 +218,7 @@ class PollWait(Wait):
 @blocking("tt.atomic_poll")
 def _atomic_poll(op: Op) -> Callable[..., Any]:
     """Wait until every address holds the expected value."""
-    order, kind, result = op.text.partition(",")[0].strip(), pointee(op.inputs[0]), op.outputs[0]
+    order, kind, result = Semantics(*_words(op)[:2]), pointee(op.inputs[0]), op.outputs[0]
     if len(op.operands) > 2:
         raise op.error("a poll with a time limit is not simulated")
 
@@ -201,10 +230,11 @@ def _atomic_poll(op: Op) -> Callable[..., Any]:
             yield None
             while not wait.ready():
                 yield wait
-            if order == "acquire":
-                found = (part.buffer.released.get(at) for at in part.offsets.tolist())
+            who = order.toucher(task)
+            if order.acquires:
+                found = (_heard(part.buffer, at, who) for at in part.offsets.tolist())
                 _acquire(task, {id(release): release for release in found if release is not None}.values())
-            memory.touch(part.buffer, cells_of(part.buffer, part.offsets, kind.itemsize), task.toucher(), "poll")
+            memory.touch(part.buffer, cells_of(part.buffer, part.offsets, kind.itemsize), who, "poll")
         return as_register(np.ones(addresses.shape, np.bool_)[()], result)
 
     return run

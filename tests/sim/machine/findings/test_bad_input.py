@@ -36,6 +36,8 @@ def good() -> dict:
         ({"x": torch.ones(64, dtype=torch.bfloat16)}, "x has elements bf16"),
         ({"x": [1.0]}, "no parameter 'x.0'|x is a list"),
         ({"x": np.ones(64, np.complex64)}, "x has dtype complex64"),
+        ({"x": torch.ones(64).to_sparse()}, "x is a Tensor of layout torch.sparse_coo without plain memory"),
+        ({"x": TensorDescriptor(np.ones((8, 8), np.float32), (8, 8))}, "x is a descriptor; the kernel was compiled"),
     ],
 )
 def test_arguments(kernel, change, message):
@@ -166,3 +168,13 @@ def test_descriptors():
         copied(np.ones((128, 128), np.float16)[::2, ::2])
     with pytest.raises(SimulationError, match="its descriptor has 2 dimensions"):
         copied(np.ones(64, np.float16))
+    with pytest.raises(SimulationError, match="x_desc has a stride of 130 bytes; TMA takes multiples of 16"):
+        copied(np.ones((64, 65), np.float16)[:, :64])
+    with pytest.raises(SimulationError, match=r"x_desc has the address [0-9]+; TMA takes multiples of 16 bytes"):
+        copied(np.ones((64, 72), np.float16)[:, 4:68])
+
+
+def test_a_descriptor_that_a_kernel_makes_of_odd_rows():
+    kernel, args = kernels.device_descriptor_kernel, {"x": np.ones((8, 12), np.float16), "M": 8, "N": 12}
+    with pytest.raises(SimulationError, match="a tensor descriptor of x has a stride of 24 bytes; TMA takes multiples"):
+        run(kernel, (1,), {**args, "out": np.zeros((8, 12), np.float16)}, {"B": 8})

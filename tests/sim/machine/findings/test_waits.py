@@ -76,3 +76,31 @@ def test_copies_arrive_on_a_barrier(counted, schedule):
     assert report.clean and np.array_equal(out, x), report
     if counted:
         assert not arriving(False).clean
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("way", ["barrier", "group before", "group behind", "unwaited"])
+def test_copies_whose_end_a_barrier_tells(way, schedule):
+    """A group has them, too, and the program must have waited for either at its end."""
+    x, out = torch.randn(N, N), torch.full((N, N), torch.nan)
+    report = run(kernels.handed_over_kernel, (1,), {"x": x, "out": out}, {"WAY": way}, schedule=schedule)
+    if way == "unwaited":
+        (found,) = report.findings
+        assert found.kind == "PendingAtExit" and "the cp.async of handed_over_kernel" in str(found)
+    else:
+        assert report.clean and torch.equal(out, x), report
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("fence", ["each", "last", "none"])
+def test_tma_sees_atomic_operations_after_a_fence(fence, schedule):
+    total, out, count = torch.zeros(N, N), torch.full((N, N), torch.nan), torch.zeros(1, dtype=torch.int32)
+    layout = gl.NVMMASharedLayout.get_default_for([N, N], gl.float32)
+    args = {"total_desc": TensorDescriptor(total, (N, N)), "total": total, "count": count, "out": out}
+    report = run(kernels.added_kernel, (3,), args, {"FENCE": fence}, layout=layout, schedule=schedule)
+    assert bool((out == 3).all())
+    if fence == "none":
+        (found,) = report.findings
+        assert found.kind == "MissingFence" and "reads 4096 elements of total" in str(found), report
+    else:
+        assert report.clean, report

@@ -243,3 +243,34 @@ def device_descriptor_kernel(x, out, M, N, B: tl.constexpr):
     result = tl.make_tensor_descriptor(out, [M, N], [N, 1], [B, B])
     i = tl.program_id(0) * B
     result.store([i, 0], source.load([i, 0]) * 2)
+
+
+@triton.jit
+def all_read_kernel(x, out, count, FAULT: tl.constexpr):
+    """Each program copies x, and the last one to say so clears it, by an atomic operation or an ordinary store."""
+    lanes = tl.arange(0, 16)
+    if FAULT == "reads late" or FAULT == "updates":
+        number = tl.atomic_add(count, 1, sem="acq_rel")
+        tl.store(out + tl.program_id(0) * 16 + lanes, tl.load(x + lanes))
+    else:
+        tl.store(out + tl.program_id(0) * 16 + lanes, tl.load(x + lanes))
+        number = tl.atomic_add(count, 1, sem="acq_rel")
+    if number == tl.num_programs(0) - 1:
+        if FAULT == "updates" or FAULT == "updates late":
+            tl.atomic_xchg(x + lanes, 0.0, sem="relaxed")
+        else:
+            tl.store(x + lanes, 0.0)
+
+
+@triton.jit
+def scope_kernel(x, part, count, out, SCOPE: tl.constexpr):
+    """The last program to say that its part is there sums them; `out` also has the sum of all by atomic additions."""
+    lanes, one = tl.arange(0, 16), tl.program_id(0)
+    tl.store(part + one * 16 + lanes, tl.load(x + one * 16 + lanes))
+    tl.atomic_add(out + lanes, tl.load(x + one * 16 + lanes), sem="relaxed")
+    tl.atomic_add(part + one * 16 + lanes, 0.0, sem="relaxed", scope="cta")
+    if tl.atomic_add(count, 1, sem="acq_rel", scope=SCOPE) == tl.num_programs(0) - 1:
+        total = tl.zeros([16], tl.float32)
+        for i in range(tl.num_programs(0)):
+            total += tl.load(part + i * 16 + lanes)
+        tl.store(out + 16 + lanes, total)

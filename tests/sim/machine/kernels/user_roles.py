@@ -23,6 +23,7 @@ N: gl.constexpr = gl.constexpr(64)
 TILE: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 MMA: gl.constexpr = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 WAVES: gl.constexpr = gl.constexpr(gl.BlockedLayout([1], [64], [4], [0]))
+WARP: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0]))
 ACC: gl.constexpr = gl.constexpr(TensorMemoryLayout([64, 64], col_stride=1))
 
 
@@ -326,4 +327,47 @@ def two_accumulators_kernel(q_desc, k_desc, out, steps, FAULT: gl.constexpr):
         ],
         [1],
         [24],
+    )
+
+
+@gluon.jit
+def bring_both(a, b_desc, left, right, bar, ready, FAULT: gl.constexpr):
+    rows = gl.arange(0, N, gl.SliceLayout(1, WARP))[:, None]
+    cols = gl.arange(0, N, gl.SliceLayout(0, WARP))[None, :]
+    ampere.async_copy.async_load(left, a + rows * N + cols)
+    ampere.async_copy.commit_group()
+    ampere.async_copy.wait_group(0)
+    if FAULT != "no fence":
+        fence_async_shared()
+    mbarrier.expect(bar, b_desc.block_type.nbytes)
+    tma.async_load(b_desc, [0, 0], bar, right)
+    mbarrier.arrive(ready, count=1)
+
+
+@gluon.jit
+def multiply_both(out, left, right, bar, ready):
+    mbarrier.wait(ready, 0)
+    mbarrier.wait(bar, 0)
+    product = warpgroup_mma(left, right, gl.zeros([N, N], gl.float32, MMA), is_async=True)
+    product = warpgroup_mma_wait(0, deps=(product,))
+    rows = gl.arange(0, N, gl.SliceLayout(1, MMA))[:, None]
+    gl.store(out + rows * N + gl.arange(0, N, gl.SliceLayout(0, MMA))[None, :], product)
+
+
+@gluon.jit
+def two_proxies_kernel(a, b_desc, out, FAULT: gl.constexpr):
+    """out = A·B: one warp copies A by cp.async and, once that is over, B by TMA; a warpgroup multiplies."""
+    left = gl.allocate_shared_memory(gl.float16, [N, N], b_desc.layout)
+    right = gl.allocate_shared_memory(gl.float16, [N, N], b_desc.layout)
+    bar = mbarrier.allocate_mbarrier()
+    ready = mbarrier.allocate_mbarrier()
+    mbarrier.init(bar, count=1)
+    mbarrier.init(ready, count=1)
+    gl.warp_specialize(
+        [
+            (multiply_both, (out, left, right, bar, ready)),
+            (bring_both, (a, b_desc, left, right, bar, ready, FAULT)),
+        ],
+        [1],
+        [64],
     )

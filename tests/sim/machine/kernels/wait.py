@@ -102,3 +102,42 @@ def product_kernel(x, out, PENDING: gl.constexpr):
     first, second = warpgroup_mma_wait(PENDING, deps=(first, second))
     gl.store(out + offsets(layout), first + second)
     warpgroup_mma_wait(0, deps=(first,))
+
+
+@gluon.jit
+def handed_over_kernel(x, out, WAY: gl.constexpr):
+    """out = a tile of x, copied by cp.async, of which an mbarrier or a group tells the end; or no role waits for it."""
+    smem = gl.allocate_shared_memory(gl.float32, [N, N], FLAT)
+    bar = mbarrier.allocate_mbarrier()
+    mbarrier.init(bar, count=128)
+    at = offsets(TILE)
+    ampere.async_copy.async_load(smem, x + at)
+    if WAY == "group before":
+        ampere.async_copy.commit_group()
+    ampere.async_copy.mbarrier_arrive(bar, False)
+    if WAY == "group behind":
+        ampere.async_copy.commit_group()
+        ampere.async_copy.wait_group(0)
+    elif WAY != "unwaited":
+        mbarrier.wait(bar, 0)
+    if WAY != "unwaited":
+        gl.store(out + at, smem.load(TILE))
+
+
+@gluon.jit
+def added_kernel(total_desc, total, count, out, FENCE: gl.constexpr):
+    """Each program adds ones to `total` by atomic operations, and the last one copies the sums to out by TMA."""
+    tile = gl.allocate_shared_memory(gl.float32, [N, N], total_desc.layout)
+    bar = mbarrier.allocate_mbarrier()
+    mbarrier.init(bar, count=1)
+    at = offsets(TILE)
+    gl.atomic_add(total + at, gl.full([N, N], 1.0, gl.float32, TILE), sem="relaxed")
+    if FENCE == "each":
+        fence_async_shared()
+    if gl.atomic_add(count, 1, sem="acq_rel") == gl.num_programs(0) - 1:
+        if FENCE == "last":
+            fence_async_shared()
+        mbarrier.expect(bar, total_desc.block_type.nbytes)
+        tma.async_load(total_desc, [0, 0], bar, tile)
+        mbarrier.wait(bar, 0)
+        gl.store(out + at, tile.load(TILE))

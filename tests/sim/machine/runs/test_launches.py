@@ -35,6 +35,16 @@ def test_a_program_for_a_card_runs_unchanged(arch: str) -> None:
     assert runs.clean and runs.launched[0].grid == (4,) and len(runs.launched[0].reports) == 5
 
 
+@pytest.mark.parametrize("grid", [(0,), (2, 0), lambda meta: (0, 1, 1)])
+def test_a_grid_without_programs_launches_nothing(grid) -> None:
+    with launches("sm90") as runs:
+        x = torch.zeros(0, device="cuda")
+        kernels.add_kernel[grid](x, x, x, 0, BLOCK=256)
+    assert runs.clean and not runs.launched
+    with launches("sm90"), pytest.raises(SimulationError, match="grid is"):
+        kernels.add_kernel[(-1, 0)](x, x, x, 0, BLOCK=256)
+
+
 def test_nothing_of_it_stays() -> None:
     before = (triton.runtime.driver._active, triton.runtime.jit.JITFunction.run, triton.testing.do_bench)
     with launches("sm90"):
