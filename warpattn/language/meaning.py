@@ -180,7 +180,7 @@ def _contents_read(value: Any, changing: dict[int, Any]) -> Hashable:
         inner = [_contents_read(each, changing) for each in _parts(value)]
         return kind, frozenset(inner) if kind in (set, frozenset) else tuple(inner)
     is_known = kind is float or kind in _PLAIN or kind is FunctionType or kind.__module__ == "numpy"
-    return contents(value, changing) if is_known else Table(value)
+    return contents(value, changing) if is_known else Table(cast("Any", value))
 
 
 def _stays(value: Any) -> bool:

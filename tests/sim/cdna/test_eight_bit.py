@@ -158,6 +158,7 @@ def test_every_number_of_the_format(name, dtype, arch):
 PER = ("token", 64)
 
 
+@pytest.mark.usefixtures("unread_scales")
 @pytest.mark.parametrize(("per", "arch"), drawn(product(PER, ARCHS), [(64, "gfx950")]))
 def test_hidden_bytes_and_scales(arch, per):
     """Under a mask that reads tensors, NaN in bytes and scales that a row does not see reaches nothing of it."""

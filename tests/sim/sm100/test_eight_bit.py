@@ -165,6 +165,7 @@ def test_scales_of_nobody(per):
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("unread_scales")
 @pytest.mark.parametrize("per", drawn(["token", 64], ["token"]))
 def test_scales_of_values_that_no_row_sees(per):
     """Behind the last key that any row of a query tile sees, bytes and scales may be anything."""

@@ -108,6 +108,7 @@ def test_every_number_of_the_format(stored_as, dtype):
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("unread_scales")
 @pytest.mark.parametrize("per", drawn(["token", 64], [64]))
 def test_scales_and_values_of_nobody(per):
     """Behind the last key that a row sees, on pages of nobody and past the end, bytes and scales may be anything."""

@@ -16,7 +16,7 @@ from warpattn.sim import SimulationError, TensorDescriptor, elementwise
 
 RNG = np.random.default_rng(0)
 DTYPES = (np.float16, np.int32)
-SHAPES = {1: (50,), 2: (20, 50), 3: (2, 20, 50), 4: (2, 20, 1, 50), 5: (1, 2, 20, 1, 50)}
+SHAPES = {1: (56,), 2: (20, 56), 3: (2, 20, 56), 4: (2, 20, 1, 56), 5: (1, 2, 20, 1, 56)}
 BOXES = {1: (32,), 2: (16, 32), 3: (2, 16, 32), 4: (2, 16, 1, 32), 5: (1, 2, 16, 1, 32)}
 
 

@@ -104,10 +104,9 @@ def test_token_scales_of_any_size(name):
     assert ((found - expected).abs() <= 2e-2 * expected.abs().amax(-1, keepdim=True)).all()
 
 
-def test_hidden_values_in_blocks_of_columns(monkeypatch):
-    """NaN in keys, values and scales that no row sees, and a value of NaN in the second block that one token sees. As
-    on a card, no rule reads scales."""
-    monkeypatch.setattr(PagedKV, "token_scales", lambda self: {})
+@pytest.mark.usefixtures("unread_scales")
+def test_hidden_values_in_blocks_of_columns():
+    """NaN in keys, values and scales that no row sees, and a value of NaN in the second block that one token sees."""
     case = Decode((300, 130), page=64, dim=128, heads=8, heads_kv=2, tokens=2, mask=SlidingWindow(40), stored=E4M3,
                   per=(64, 64))  # fmt: skip
     q, _, sequence, _ = tensors(case)
