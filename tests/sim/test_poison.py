@@ -134,6 +134,7 @@ CALLS = [(arch, seed) for arch, seeds in SEEDS.items() for seed in seeds]
 KEPT = [("sm90", "causal"), ("gfx950", 14)]
 
 
+@pytest.mark.usefixtures("unread_scales")
 @pytest.mark.parametrize(("arch", "seed"), drawn(CALLS, KEPT))
 def test_what_is_hidden_changes_nothing(arch, seed):
     call = drawn_call(arch, seed)
