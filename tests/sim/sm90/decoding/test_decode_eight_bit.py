@@ -71,6 +71,7 @@ def test_bf16_queries_of_any_size():
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("unread_scales")
 def test_hidden_bytes_and_scales():
     """Bytes and scales of NaN at keys that no row sees, and one value of NaN that one of two tokens sees."""
     case = Decode((300, 130), page=64, dim=128, heads=8, heads_kv=2, tokens=2, mask=SlidingWindow(40), stored=E4M3,
