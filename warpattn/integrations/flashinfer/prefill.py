@@ -102,9 +102,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
     @drop_in(
         "self, float_workspace_buffer: tensor, kv_layout='NHD', use_cuda_graph=False, qo_indptr_buf: ints=None, "
         "paged_kv_indptr_buf=None, paged_kv_indices_buf: ints=None, paged_kv_last_page_len_buf=None, "
-        "custom_mask_buf=None, "
-        "mask_indptr_buf=None, backend='auto', jit_args=None, jit_kwargs=None, variant_owns_mask=False, "
-        "max_total_num_rows=None",
+        "custom_mask_buf=None, mask_indptr_buf=None, backend='auto', jit_args=None, jit_kwargs=None, "
+        "variant_owns_mask=False, max_total_num_rows=None",
         hints={"backend", "variant_owns_mask", "max_total_num_rows"},
     )
     def __init__(given: Any) -> None:
