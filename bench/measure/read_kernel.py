@@ -70,4 +70,4 @@ def read_step(k: Tensor, v: Tensor) -> Launch:
         return GluonASTSource(read_kernel, signature, constants, {})
 
     options = {"num_warps": 1, "enable_fp_fusion": True}
-    return Launch("bench.read", "sm90", (TILE, dim, STAGES), source, options, (CTAS,), args, persistent=True)
+    return Launch("bench.read", "sm90", (TILE, dim, STAGES), source, options, (CTAS,), args, persistent=1)

@@ -67,7 +67,7 @@ class Launch:
     options: Mapping[str, Any]  # of triton.compile
     grid: tuple[int, ...]
     args: Mapping[str, Any]  # every runtime argument by name: tensors (also for TMA descriptors), numbers, tuples
-    persistent: bool = False  # fewer programs than `grid` do the same work
+    persistent: int = 0  # fewest programs that do the work of any grid; 0: it needs all programs of `grid`
     pdl: bool = False  # launched with PDL: may start before the preceding kernel ends, and waits for that by itself
     tile_counter: str | None = None  # argument that points to an int32 which is 0 before the launch and after it
     l2_promotion: int = 128  # fewest bytes that L2 fetches for a TMA load

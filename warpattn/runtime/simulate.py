@@ -107,7 +107,7 @@ def run_launch(launch: Launch, options: Options) -> Report:
     """Simulate one launch."""
     grid = launch.grid
     if launch.persistent:
-        grid = (min(grid[0], max(1, options.programs)), *grid[1:])
+        grid = (min(grid[0], max(launch.persistent, options.programs)), *grid[1:])
     ordered = dependent(launch, grid)
     try:
         return simulate(_kernel(launch), ordered, launch.args, options.schedule, options.seed, timing=options.timing)

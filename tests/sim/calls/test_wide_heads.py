@@ -159,7 +159,7 @@ def knocking(launch: Launch):
     from warpattn.runtime.simulate import _kernel as compiled
 
     def once(module: object, schedule: str) -> Report:
-        grid = (min(2, launch.grid[0]),) if launch.persistent else launch.grid
+        grid = (min(max(2, launch.persistent), launch.grid[0]),) if launch.persistent else launch.grid
         return simulate(module, dependent(launch, grid), launch.args, schedule, step_limit=20_000, first_finding=True)
 
     return compiled(launch), once, reviewed([*REDUNDANT, FIRST])

@@ -81,6 +81,7 @@ def run(
     out = torch.full((*q.shape[:3], v.shape[-1]), float("nan"), dtype=case.dtype)
     lse = torch.full(ready.lse_shape, float("nan"))
     choice = choose(ready.problem, ARCHS["sm90"], options=PlanOptions(case.invariant, case.kv_ready))
+    programs = max(programs, choice.config.schedule.queues)
     choice = replace(choice, config=with_fields(choice.config, dict(case.config)), grid=(programs,))
     step, *after = list_launches(ready, Operands(q, k, v, out, lse, sinks), sequence, choice)
     step.args["workspace"].o.fill_(float("nan"))

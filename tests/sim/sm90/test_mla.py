@@ -1,6 +1,7 @@
 """Decode of latent attention on Hopper in the simulator: right values, no findings, the public calls, knock-outs."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -71,6 +72,35 @@ def test_pages(page):
 @pytest.mark.parametrize("programs", [1, 5, 12])
 def test_any_number_of_programs(programs):
     check(Latent((400, 70, 3), page=64, heads=80), programs, schedule="random", seed=programs)
+
+
+QUEUES = {  # row tiles of a sequence, each in a work queue of its own
+    "one-token": Latent((400, 70, 3, 0, 129), page=64, heads=128),
+    "two-tokens": Latent((300, 70, 3, 0, 129), page=16, heads=128, tokens=2, mask=Causal()),
+    "three-tiles": Latent((400, 70, 129), page=64, heads=80, tokens=2, mask=SlidingWindow(60)),
+    "dense": Latent((330, 330), heads=128),
+    "invariant": Latent((400, 70, 129), page=64, heads=128, invariant=True, config=(("schedule.unit", 1),)),
+}
+QUEUES_DRAWN = [("one-token", 7), ("dense", 12), ("invariant", 4)]
+
+
+@pytest.mark.parametrize(("name", "programs"), drawn(product(QUEUES, (2, 4, 7, 12)), QUEUES_DRAWN))
+def test_queues_of_row_tiles(name, programs):
+    """CTAs that no queue needs have nothing to do."""
+    check(QUEUES[name], programs, schedule="random", seed=programs)
+
+
+@pytest.mark.parametrize("longest", drawn([1, 2, 3], [2]))
+def test_queues_of_ragged_queries(longest):
+    """A token of 128 heads has two row tiles, so there are two queues, however many tokens a sequence has."""
+    x = tensors(Latent((200, 70, 130, 3), page=64, heads=128))
+    tokens = torch.tensor([0, longest, 0, 1, 1])  # one sequence has none
+    q = torch.randn(longest + 2, 128, x.q.shape[-1]).to(x.q.dtype)
+    seq = wa.Ragged(tokens.cumsum(0).int(), max_q=longest)
+    options = {"seq": seq, "mask": Causal(), "scale": SCALE, "return_lse": True}
+    out, lse = wa.attention_paged(q, x.sequence, **options, backend="simulate:sm90")
+    want, want_lse = wa.attention_paged(q, x.sequence, **options, backend="reference")
+    assert error(out.float(), want.float()) < 2e-2 and error(lse, want_lse) < 1e-4
 
 
 @pytest.mark.full

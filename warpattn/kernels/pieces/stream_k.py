@@ -11,12 +11,35 @@ Each CTA takes one range, the first CTAs the longer ones. A range that ends insi
 parts are combined later; a range that starts in the overhead after a head goes on with the next head. Every CTA
 computes this from lengths on the device, so the grid does not depend on them. Source: specification, section 3.11.
 
+Several row tiles of a sequence read the same keys, from L2 if they read them at about the same time. So there may be
+several queues with a part of the row tiles each (`Queue`): the CTAs of a pair take the same ranges of two queues.
+
 If all heads have the same number of units, it is better to end ranges at heads, or at equal parts of heads, even if a
 few CTAs stay idle: there are fewer parts or none, and CTAs start and finish fewer heads (`partition_heads`).
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+
+
+@gluon.aggregate
+class Queue:
+    """The work queue of this CTA, one of `count`. CTA c of a launch is number c // count of queue c % count."""
+
+    number: gl.tensor
+    count: gl.constexpr
+    cta: gl.tensor  # this CTA's number in the queue
+    ctas: gl.tensor  # CTAs of the queue
+
+
+@gluon.jit
+def my_queue(count: gl.constexpr):
+    """The `Queue` of this CTA."""
+    cta, ctas = gl.program_id(0), gl.num_programs(0)
+    if count == 1:
+        return Queue(gl.to_tensor(0), count, cta, ctas)
+    else:
+        return Queue(cta % count, count, cta // count, ctas // count)
 
 
 @gluon.aggregate
@@ -102,7 +125,7 @@ class Cursor:
 
 @gluon.aggregate
 class Part:
-    """A CTA's part of a head, and the workspace slots of that head's parts."""
+    """A CTA's part of a head, and the workspace slots of that head's parts. CTAs are numbered within the queue."""
 
     head: gl.tensor  # key head of the row tile
     begin: gl.tensor  # first unit inside the head
@@ -110,28 +133,31 @@ class Part:
     head_start: gl.tensor  # the head's first unit in the queue
     splits: gl.tensor  # parts of the head
     first_cta: gl.tensor
+    queue: Queue
 
     @gluon.jit
     def slot(self, split, invariant: gl.constexpr):
         """Workspace slot of part `split` of the head. With `invariant` each unit has a slot; else CTA c has two: 2 c
-        for the head inside which its range begins, 2 c + 1 for a head that begins in its range."""
+        for the head inside which its range begins, 2 c + 1 for a head that begins in its range. Queues have every n-th
+        slot."""
         if invariant:
-            return self.head_start + split
+            own = self.head_start + split
         else:
-            return 2 * (self.first_cta + split) + (split == 0).to(gl.int32)
+            own = 2 * (self.first_cta + split) + (split == 0).to(gl.int32)
+        return own * self.queue.count + self.queue.number
 
     @gluon.jit
-    def number(self, cta, invariant: gl.constexpr):
+    def number(self, invariant: gl.constexpr):
         """Number of this part among the head's."""
         if invariant:
             return self.begin
         else:
-            return cta - self.first_cta
+            return self.queue.cta - self.first_cta
 
 
 @gluon.jit
-def part_at(cursor, units, padded_units, stream_k, cta, invariant: gl.constexpr):
-    """The part of CTA `cta` at position `cursor` of its range. `units`: units of a head of that row tile;
+def part_at(cursor, units, padded_units, stream_k, queue, invariant: gl.constexpr):
+    """The part of this CTA at position `cursor` of its range of a `queue`. `units`: units of a head of that row tile;
     `padded_units`: with overhead."""
     inside = cursor.unit - cursor.row_tile_start
     head = inside // padded_units
@@ -141,9 +167,9 @@ def part_at(cursor, units, padded_units, stream_k, cta, invariant: gl.constexpr)
     if invariant:
         count = gl.to_tensor(1)
     else:
-        left = stream_k.first(cta + 1) - cursor.unit
+        left = stream_k.first(queue.cta + 1) - cursor.unit
         count = gl.where(left < units - begin, left, padded_units - begin)
-    return Part(head, begin, count, head_start, splits, owner)
+    return Part(head, begin, count, head_start, splits, owner, queue)
 
 
 @gluon.jit

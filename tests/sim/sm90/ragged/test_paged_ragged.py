@@ -59,7 +59,7 @@ def run(step: Step, x: Inputs, programs: int = 4, **options):
         choice = replace(choice, config=replace(choice.config, few=few))
     found, names = [], []
     for launch in list_launches(ready, operands, x.sequence, choice):
-        grid = (min(launch.grid[0], programs),) if launch.persistent else launch.grid
+        grid = (min(launch.grid[0], max(programs, launch.persistent)),) if launch.persistent else launch.grid
         found.append(simulate(kernel(launch), grid, launch.args, **options))
         names.append(launch.name)
     assert around[:MARGIN].isnan().all() and around[-MARGIN:].isnan().all(), "neighbours are left alone"

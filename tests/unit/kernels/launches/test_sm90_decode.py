@@ -50,6 +50,24 @@ def test_a_program_of_the_combining_kernel_for_its_rows(heads: tuple[int, int], 
     assert combine.grid == grid and combine.grid[0] * (combine.grid[1] - 1) < PROGRAMS
 
 
+@pytest.mark.parametrize(
+    ("heads", "tokens", "queues", "splits", "whole"),
+    [
+        ((8, 2), 4, 1, 64, 1),  # 16 rows; 128 CTAs for two heads
+        ((64, 1), 4, 4, 32, 1),  # 256 rows, 4 tiles
+        ((80, 1), 2, 3, 42, 1),  # 160 rows: two CTAs of 128 have nothing to do
+        ((2048, 128), 8, 2, 1, 2),  # two tiles of 128 heads; 64 CTAs for each
+    ],
+)
+def test_row_tiles_of_a_head_have_queues_of_their_own(heads, tokens: int, queues: int, splits: int, whole: int) -> None:
+    """Ranges of all queues are the same ones, cut as if a head had one tile."""
+    call = small_call("sm90", (128, 128), rows=(tokens, 600), heads=heads)
+    attend = launches(call)[0]
+    shape = attend.args["shape"]
+    assert attend.persistent == queues and shape.tiles == queues
+    assert (shape.splits, shape.whole) == (splits, whole)
+
+
 def test_columns_of_the_combining_kernel() -> None:
     """A program of latent attention has 128 of 512; others have all, with padding."""
     narrow = small_call("sm90", (40, 40), rows=(1, 600), heads=(8, 2))

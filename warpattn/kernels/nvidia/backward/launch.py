@@ -172,7 +172,7 @@ def _main(call: BackwardCall) -> Launch:
 
     key = (config, *(None if program is None else program.key for program in modifiers))
     return Launch(
-        f"{call.arch}.backward", call.arch, key, source, OPTIONS, choice.grid, args, persistent=config.persistent,
+        f"{call.arch}.backward", call.arch, key, source, OPTIONS, choice.grid, args, persistent=int(config.persistent),
         pdl=True, tile_counter="counter" if config.persistent else None, l2_promotion=256,
         together=order.tiles if config.deterministic and config.rotate else 1,
     )  # fmt: skip

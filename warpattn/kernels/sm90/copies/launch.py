@@ -131,7 +131,7 @@ def in_places(checked: CheckedCall, x: Operands, sequence: PagedRagged, workspac
     fields = {"k_pages": k, "v_pages": v, "block_table": lists.table, **_without_factors(x, kv)}
     copying = Launch(
         "sm90.copy_places", "sm90", (kinds, x.k.dtype, x.v.dtype, x.q.dtype), source, compile_options(),
-        (PROGRAMS,), args, persistent=True, pdl=True,
+        (PROGRAMS,), args, persistent=1, pdl=True,
     )  # fmt: skip
     listing = _places_launch(checked, sequence, lists, PlacesShape(batch, keys, capacity, least_queries(problem)))
     return InPlaces(copies, replace(sequence, kv=kv.with_fields(**fields)), lists, capacity, (listing, copying))

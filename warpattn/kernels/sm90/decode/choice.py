@@ -168,6 +168,11 @@ def even_cut(heads: int, ctas: int) -> EvenCut:
     return EvenCut(splits, -(-heads // ctas) if splits == 1 else 1)
 
 
+def queue_cut(problem: Problem, schedule: Schedule, grid: int) -> EvenCut:
+    """The even partition of a work queue over its CTAs, `grid` in all queues."""
+    return even_cut(head_tiles(problem) // schedule.queues, grid // schedule.queues)
+
+
 def shorter_tiles(config: DecodeConfig) -> DecodeConfig:
     """The config with half as long key tiles and half the bytes in flight, for split heads: the work after a CTA's last
     keys is the tail of the launch, and is shorter for half a tile. Whole heads are faster with long tiles."""
@@ -211,19 +216,30 @@ def undivided(config: StreamConfig) -> Schedule:
     return replace(config.schedule, invariant=True, unit=WHOLE_HEAD)
 
 
+def queues_of(problem: Problem) -> int:
+    """Work queues of a problem, so that row tiles of a sequence, which read the same keys, are attended to at the same
+    time: all of its row tiles, or, where sequences differ in tokens, those of a token, if they are whole tiles."""
+    tiles = row_tiles(problem)
+    if problem.ragged_queries and problem.seq_q > 1:
+        tiles, rest = divmod(tiles, problem.seq_q)
+        return 1 if rest else max(tiles, 1)
+    return tiles
+
+
 def schedule_of(problem: Problem, schedule: Schedule) -> Schedule:
     """The schedule with the problem's lengths and row tiles."""
     tiles = row_tiles(problem)
-    row_tiles_of_batch = problem.batch * tiles
-    schedule = replace(schedule, has_lengths=problem.kind != "dense", one_row_tile=tiles == 1)
+    queues = queues_of(problem)
+    row_tiles_of_queue = problem.batch * tiles // queues
+    schedule = replace(schedule, queues=queues, has_lengths=problem.kind != "dense", one_row_tile=tiles == 1)
     schedule = replace(schedule, ragged=problem.ragged_queries, one_token=problem.ragged_queries and problem.seq_q == 1)
     if problem.kind == "dense" and tiles == 1 and _same_span(problem.span_reads):
         return replace(schedule, sums=None)
     narrow = LengthSums()
-    if row_tiles_of_batch <= narrow.width:
+    if row_tiles_of_queue <= narrow.width:
         sums = replace(narrow, lane=narrow.width // 32)
     else:
-        sums = LengthSums(WIDE_SUMS, once=row_tiles_of_batch <= WIDE_SUMS)
+        sums = LengthSums(WIDE_SUMS, once=row_tiles_of_queue <= WIDE_SUMS)
     return replace(schedule, sums=sums, head_overhead=0 if schedule.invariant else OVERHEAD)
 
 
@@ -232,7 +248,8 @@ def arranged(config: DecodeConfig, problem: Problem, grid: int) -> DecodeConfig:
     heads, combine = head_tiles(problem), config.combine
     uniform = config.schedule.sums is None
     if config.swap_ab and uniform:
-        combine = replace(combine, short_parts=short_parts(even_cut(heads, grid).splits, config))
+        cut = queue_cut(problem, config.schedule, grid)
+        combine = replace(combine, short_parts=short_parts(cut.splits, config))
     elif config.rows > SWAP_AB_COLUMNS[-1]:
         combine = replace(combine, short_parts=0)
     apart = head_rows(problem) > SWAP_AB_COLUMNS[-1] or combined(problem, config, grid) > COMBINED
@@ -311,8 +328,8 @@ def head_tiles(problem: Problem) -> int:
 
 def partitions(problem: Problem, config: StreamConfig, grid: int) -> int:
     """Maximum number of parts of a head."""
-    tiles = -(-max(problem.seq_k, 1) // config.block_n)
-    return -(-tiles // config.schedule.unit) if config.schedule.invariant else min(grid, tiles)
+    tiles, schedule = -(-max(problem.seq_k, 1) // config.block_n), config.schedule
+    return -(-tiles // schedule.unit) if schedule.invariant else min(grid // schedule.queues, tiles)
 
 
 def describe(config: DecodeConfig, problem: Problem, grid: int) -> tuple[str, ...]:
@@ -338,6 +355,8 @@ def explain(config: StreamConfig, target: Arch, grid: int) -> tuple[str, ...]:
     even = f"equally long heads are not split, or into equal parts, {growth}"
     last = "the last CTA to finish a head combines its parts in a fixed order"
     last = "a second kernel combines the parts of a head" if config.combine.separate_kernel else last
+    if schedule.queues > 1:
+        last = f"{last}; {schedule.queues} CTAs read the same keys at a time, each for a row tile of the sequence"
     same = "every part has the same keys whatever else is in the batch"
     return (ranges, same if schedule.invariant else even, last)
 

@@ -14,7 +14,7 @@ from ...pieces.combine import combine_rows, parts_layout
 from ...pieces.modifiers import modifiers
 from .context import Results, key_cache, make_results
 from .output import published_part, write_rows
-from .schedule import WorkItem, row_tile_at
+from .schedule import WorkItem, row_tile_of
 
 
 @gluon.aggregate
@@ -42,7 +42,11 @@ def decode_combine_kernel(
     ctx = CombineContext(results, shape, config, has_sinks, has_lse)
     number = gl.program_id(0) // shape.heads
     head = gl.program_id(0) - number * shape.heads
-    row_tile = row_tile_at(number, stored, shape, mods, config)
+    b, of_sequence = number, gl.to_tensor(0)
+    if not config.schedule.one_row_tile:
+        b = number // shape.tiles
+        of_sequence = number - b * shape.tiles
+    row_tile = row_tile_of(number, b, of_sequence, stored, shape, mods, config)
     part = published_part(ctx, row_tile, head)
     if (part.splits > 1) & (row_tile.units > 0):  # without units, no CTA has stored `part`
         layout: gl.constexpr = parts_layout(tile)

@@ -10,7 +10,7 @@ from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline
 from ...pieces.combine import Partials
 from ...pieces.modifiers import Modifiers
 from ...pieces.scales import OfTokens
-from ...pieces.stream_k import Cursor, StreamK
+from ...pieces.stream_k import Cursor, Queue, StreamK
 from ..layouts import element_type, tile_layout
 
 
@@ -108,6 +108,7 @@ class DecodeContext:
     rings: gl.base_value  # DecodeRings or MlaRings
     work: gl.tuple  # DecodeShape
     mods: Modifiers
+    queue: Queue
     stream_k: StreamK
     start: Cursor  # of this CTA's range
     end: gl.tensor  # unit after this CTA's range

@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_wait
 
 from ...pieces.modifiers import modifiers
+from ...pieces.stream_k import my_queue
 from .attend import attend_role
 from .attend_swap_ab import attend_swap_ab_role
 from .context import DecodeContext, key_cache, make_decode_rings, make_results, matrix, scales_of
@@ -55,11 +56,12 @@ def decode_kernel(
         prefetch_range(stored.speculative_view(), shape, mods, config)
     if config.overlap.pdl and not config.overlap.kv_ready_before_dependency:
         gdc_wait()
-    stream_k, start = my_range(stored, shape, mods, config)
-    end = stream_k.first(gl.program_id(0) + 1)
+    queue = my_queue(config.schedule.queues)
+    stream_k, start = my_range(queue, stored, shape, mods, config)
+    end = stream_k.first(queue.cta + 1)
     ctx = DecodeContext(
-        matrix(q), scales_of(q, config), stored, results, rings, shape, mods, stream_k, start, end, scale, config,
-        has_sinks, has_lse,
+        matrix(q), scales_of(q, config), stored, results, rings, shape, mods, queue, stream_k, start, end, scale,
+        config, has_sinks, has_lse,
     )  # fmt: skip
     workers: gl.constexpr = config.topology.workers
     gl.warp_specialize([(consumer_role, (ctx,)), (load_role, (ctx,))], workers.warps, workers.registers)

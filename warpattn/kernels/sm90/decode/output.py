@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from ...pieces.combine import combine_block, combine_layout, combine_rows, with_sink
 from ...pieces.modifiers import natural_scale
 from ...pieces.softmax import Denominator, rescale, softmax_finish
-from ...pieces.stream_k import Part
+from ...pieces.stream_k import Part, Queue
 from ..layouts import accumulator_layout, element_type
 from .context import Rows, in_tile, rows_of
 
@@ -46,7 +46,7 @@ def write_item(ctx, o, denominator, item):
         write_rows(ctx, o, denominator, item, gl.to_tensor(0))
     else:
         partials = ctx.results.partials
-        number = part.number(gl.program_id(0), config.schedule.invariant)
+        number = part.number(config.schedule.invariant)
         partials.store(part.slot(number, config.schedule.invariant), o, denominator)
         if not config.combine.separate_kernel:
             if draw_ticket(ctx, item):
@@ -71,7 +71,9 @@ def published_part(ctx, row_tile, head):
     """The first `Part` of a head, from what `publish_parts` has stored."""
     cell = ctx.results.heads + 2 * head_index(ctx, row_tile, head)
     place = gl.load(cell + 1)
-    return Part(head, gl.to_tensor(0), row_tile.units, place, gl.load(cell), place)
+    count: gl.constexpr = ctx.config.schedule.queues
+    queue = Queue(row_tile.row // ctx.config.rows % count, count, place, place)
+    return Part(head, gl.to_tensor(0), row_tile.units, place, gl.load(cell), place, queue)
 
 
 @gluon.jit
@@ -169,5 +171,5 @@ def write_columns(ctx, o, denominator, item, first, column: gl.constexpr):
     if part.splits == 1:
         write_rows(ctx, o, denominator, item, first, column)
     else:
-        number = part.number(gl.program_id(0), config.schedule.invariant)
+        number = part.number(config.schedule.invariant)
         ctx.results.partials.store(part.slot(number, config.schedule.invariant), o, denominator, column, first)

@@ -111,9 +111,7 @@ def store_part(ctx, o, denominator, item, first: gl.constexpr):
     """Stores rows from `first` on of this part to its slot."""
     config: gl.constexpr = ctx.config
     partials = ctx.results.partials
-    slot = item.part.slot(item.part.number(gl.program_id(0), config.schedule.invariant), config.schedule.invariant).to(
-        gl.int64
-    )
+    slot = item.part.slot(item.part.number(config.schedule.invariant), config.schedule.invariant).to(gl.int64)
     row = first + gl.arange(0, o.shape[0], denominator.l.type.layout)
     col = gl.arange(0, config.padded_v, gl.SliceLayout(0, o.type.layout))
     gl.store(partials.denominators + slot * config.kept_rows + row, denominator.packed())
@@ -141,8 +139,8 @@ def combine_head(ctx, item, targets):
 @gluon.jit
 def combine_near(ctx, part, first: gl.constexpr):
     """Combines all parts of a head for rows from `first` on: (o [4, Dv], `Denominator` [4]). There are at most
-    `config.combine.short_parts`, all in registers at once. Slots of parts are two apart, except that the first part's
-    slot is one before the second part's."""
+    `config.combine.short_parts`, all in registers at once. In a queue, slots of parts are two apart, except that the
+    first part's slot is one before the second part's."""
     config: gl.constexpr = ctx.config
     partials = ctx.results.partials
     layout: gl.constexpr = combine_layout(config.padded_v, config.combine.short_parts)
@@ -151,8 +149,9 @@ def combine_near(ctx, part, first: gl.constexpr):
     split = gl.arange(0, block[0], gl.SliceLayout(1, part_layout))
     row = first + gl.arange(0, block[1], gl.SliceLayout(0, part_layout))[None, :]
     col = gl.arange(0, config.padded_v, gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
-    slots = (2 * part.first_cta).to(gl.int64) * config.kept_rows
-    offset = ((2 * split + (split == 0).to(gl.int32)) * config.kept_rows)[:, None]
+    count: gl.constexpr = part.queue.count
+    slots = (2 * part.first_cta * count + part.queue.number).to(gl.int64) * config.kept_rows
+    offset = ((2 * split + (split == 0).to(gl.int32)) * count * config.kept_rows)[:, None]
     there = (split < part.splits)[:, None]
     place = partials.denominators + slots + row + offset
     each = unpacked(gl.load(place, mask=there, other=NO_KEY, cache_modifier=".cg"))

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin  # tensor maps are no operands of `gl.inline_asm`
 
 from ...pieces.modifiers import Modifiers
-from ...pieces.stream_k import StreamK
+from ...pieces.stream_k import Queue, StreamK, my_queue
 from .context import KeyCache
 from .load import find_box, in_cache
 from .schedule import item_at, my_range
@@ -47,6 +47,7 @@ class RangeContext:
     keys: KeyCache
     work: gl.tuple  # DecodeShape
     mods: Modifiers
+    queue: Queue
     stream_k: StreamK
     config: gl.constexpr
 
@@ -54,9 +55,10 @@ class RangeContext:
 @gluon.jit
 def prefetch_range(keys, work, mods, config: gl.constexpr):
     """Prefetches K of `work.prefetched` tiles (at most 128 boxes) of the first head of the range."""
-    stream_k, start = my_range(keys, work, mods, config)
-    ctx = RangeContext(keys, work, mods, stream_k, config)
-    if start.unit < stream_k.first(gl.program_id(0) + 1):
+    queue = my_queue(config.schedule.queues)
+    stream_k, start = my_range(queue, keys, work, mods, config)
+    ctx = RangeContext(keys, work, mods, queue, stream_k, config)
+    if start.unit < stream_k.first(queue.cta + 1):
         item = item_at(ctx, start)
         box = gl.arange(0, 128, BOXES)
         tile = gl.minimum(item.begin + box // config.boxes, item.end - 1)

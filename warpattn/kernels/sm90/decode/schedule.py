@@ -5,6 +5,7 @@
                                                                    └── advance ──┘
 
 Every CTA computes the same ranges from the lengths, so that the host need not know the lengths (pieces/stream_k.py).
+With several queues, row tile t of every sequence is in queue t % queues.
 """
 
 from triton.experimental import gluon
@@ -97,8 +98,17 @@ def length_of(keys, work, b, inside, config: gl.constexpr):
 
 
 @gluon.jit
-def row_tile_at(number, keys, work, mods, config: gl.constexpr):
-    """The `RowTile` with this `number`, any shape."""
+def row_tiles_of(work, config: gl.constexpr):
+    """Number of row tiles of a queue."""
+    if config.schedule.queues == 1:
+        return work.batch * work.tiles
+    else:
+        return work.batch * (work.tiles // config.schedule.queues)
+
+
+@gluon.jit
+def row_tile_at(number, queue, keys, work, mods, config: gl.constexpr):
+    """The `RowTile` with this `number` in a queue, any shape."""
     if config.schedule.one_row_tile:
         tile = number * 0
         b = number
@@ -106,8 +116,17 @@ def row_tile_at(number, keys, work, mods, config: gl.constexpr):
         tile = number // work.batch
         b = number - tile * work.batch
     else:
-        b = number // work.tiles
-        tile = number - b * work.tiles
+        tiles = work.tiles // config.schedule.queues
+        b = number // tiles
+        tile = number - b * tiles
+    if config.schedule.queues > 1:
+        tile = tile * config.schedule.queues + queue.number
+    return row_tile_of(number, b, tile, keys, work, mods, config)
+
+
+@gluon.jit
+def row_tile_of(number, b, tile, keys, work, mods, config: gl.constexpr):
+    """The `RowTile` number `tile` of sequence `b`, any shape; `number`: in its queue."""
     row = tile * config.rows
     length = length_of(keys, work, b, b < work.batch, config)
     q_start, tokens, decoded = tokens_of(keys, work, b, b < work.batch, config)
@@ -123,12 +142,12 @@ def row_tile_at(number, keys, work, mods, config: gl.constexpr):
 
 
 @gluon.jit
-def row_tile_from(number, keys, work, mods, config: gl.constexpr):
+def row_tile_from(number, queue, keys, work, mods, config: gl.constexpr):
     """The `RowTile` with this `number`, or, if ragged, the first from there on that has units."""
-    row_tile = row_tile_at(number, keys, work, mods, config)
+    row_tile = row_tile_at(number, queue, keys, work, mods, config)
     if config.schedule.ragged:
-        while (row_tile.units == 0) & (row_tile.number < work.batch * work.tiles - 1):
-            row_tile = row_tile_at(row_tile.number + 1, keys, work, mods, config)
+        while (row_tile.units == 0) & (row_tile.number < row_tiles_of(work, config) - 1):
+            row_tile = row_tile_at(row_tile.number + 1, queue, keys, work, mods, config)
     return row_tile
 
 
@@ -138,11 +157,11 @@ def item_at(ctx, cursor):
     config: gl.constexpr = ctx.config
     if config.schedule.interleave_heads:
         cursor = interleaved(ctx, cursor)
-    row_tile = row_tile_from(cursor.row_tile, ctx.keys, ctx.work, ctx.mods, config)
+    row_tile = row_tile_from(cursor.row_tile, ctx.queue, ctx.keys, ctx.work, ctx.mods, config)
     padded_units = row_tile.units + ctx.stream_k.head_overhead
     if ctx.keys.speculative:  # lengths that are being written may leave a row tile without units
         padded_units = gl.maximum(padded_units, 1)
-    part = part_at(cursor, row_tile.units, padded_units, ctx.stream_k, gl.program_id(0), config.schedule.invariant)
+    part = part_at(cursor, row_tile.units, padded_units, ctx.stream_k, ctx.queue, config.schedule.invariant)
     begin = part.begin * config.schedule.unit
     end = gl.minimum(begin + part.count * config.schedule.unit, row_tile.span.total)
     return WorkItem(row_tile, part, padded_units, begin, end, config.oldest_first)
@@ -154,7 +173,8 @@ def interleaved(ctx, cursor):
     head of a CTA, number  cta · whole + j  of the queue, becomes number  cta + j · CTAs.  It does so only if `whole`
     divides the number of heads. All heads have the same number of units."""
     work = ctx.work
-    padded_units = row_tile_at(gl.to_tensor(0), ctx.keys, work, ctx.mods, ctx.config).units + ctx.stream_k.head_overhead
+    units = row_tile_at(gl.to_tensor(0), ctx.queue, ctx.keys, work, ctx.mods, ctx.config).units
+    padded_units = units + ctx.stream_k.head_overhead
     heads = work.batch * work.tiles * work.heads
     ctas = heads // work.whole
     number = cursor.unit // padded_units
@@ -165,43 +185,40 @@ def interleaved(ctx, cursor):
 
 
 @gluon.jit
-def my_range(keys, work, mods, config: gl.constexpr):
-    """(partition, start of this CTA's range); every CTA computes the same partition."""
-    stream_k, cursor = first_unit(keys, work, mods, config)
+def my_range(queue, keys, work, mods, config: gl.constexpr):
+    """(partition, start of this CTA's range); every CTA of a queue computes the same partition."""
+    stream_k, cursor = first_unit(queue, keys, work, mods, config)
     if config.schedule.head_overhead > 0:
-        number = gl.minimum(cursor.row_tile, work.batch * work.tiles - 1)
-        units = row_tile_at(number, keys, work, mods, config).units
+        number = gl.minimum(cursor.row_tile, row_tiles_of(work, config) - 1)
+        units = row_tile_at(number, queue, keys, work, mods, config).units
         cursor = cursor.skip_overhead(units, units + stream_k.head_overhead, work.heads)
     return stream_k, cursor
 
 
 @gluon.jit
-def first_unit(keys, work, mods, config: gl.constexpr):
+def first_unit(queue, keys, work, mods, config: gl.constexpr):
     """(partition, queue position of this CTA's first unit)."""
     sums: gl.constexpr = config.schedule.sums
-    cta = gl.program_id(0)
-    ctas = gl.num_programs(0)
-    row_tiles = work.batch * work.tiles
     if sums is None:
-        units, stream_k = partition_uniform(ctas, keys, work, mods, config)
+        units, stream_k = partition_uniform(queue, keys, work, mods, config)
         row_tile_units = (units + stream_k.head_overhead) * work.heads
-        unit = stream_k.first(cta)
+        unit = stream_k.first(queue.cta)
         row_tile = unit // row_tile_units
         return stream_k, Cursor(unit, row_tile, row_tile * row_tile_units)
     elif sums.once:
-        units = block_units(0, keys, work, mods, config)
-        stream_k = partition_block(units, ctas, work, config)
-        unit = stream_k.first(cta)
+        units = block_units(0, queue, keys, work, mods, config)
+        stream_k = partition_block(units, queue.ctas, work, config)
+        unit = stream_k.first(queue.cta)
         row_tile, start = find_row_tile(unit, gl.cumsum(padded_block(units, stream_k.head_overhead, work), 0))
         return stream_k, Cursor(unit, row_tile, start)
     else:
-        stream_k = partition_blocks(ctas, keys, work, mods, config)
-        unit = stream_k.first(cta)
+        stream_k = partition_blocks(queue, keys, work, mods, config)
+        unit = stream_k.first(queue.cta)
         row_tile = gl.to_tensor(0)
         start = gl.to_tensor(0)
         seen = gl.to_tensor(0)
-        for begin in range(0, row_tiles, sums.width):
-            padded = padded_block(block_units(begin, keys, work, mods, config), stream_k.head_overhead, work)
+        for begin in range(0, row_tiles_of(work, config), sums.width):
+            padded = padded_block(block_units(begin, queue, keys, work, mods, config), stream_k.head_overhead, work)
             passed, reached = find_row_tile(unit, gl.cumsum(padded, 0) + seen)
             row_tile += passed
             start = gl.maximum(start, reached)
@@ -210,19 +227,19 @@ def first_unit(keys, work, mods, config: gl.constexpr):
 
 
 @gluon.jit
-def partition_uniform(ctas, keys, work, mods, config: gl.constexpr):
-    """(units of every head, partition over `ctas` CTAs)."""
-    heads = work.batch * work.tiles * work.heads
-    units = row_tile_at(gl.to_tensor(0), keys, work, mods, config).units
-    plain = partition(units * heads, ctas, gl.to_tensor(0))
+def partition_uniform(queue, keys, work, mods, config: gl.constexpr):
+    """(units of every head, partition over the CTAs of a queue)."""
+    heads = row_tiles_of(work, config) * work.heads
+    units = row_tile_at(gl.to_tensor(0), queue, keys, work, mods, config).units
+    plain = partition(units * heads, queue.ctas, gl.to_tensor(0))
     invariant: gl.constexpr = config.schedule.invariant
-    return units, partition_heads(plain, heads, units, ctas, work, config.max_growth, invariant)
+    return units, partition_heads(plain, heads, units, queue.ctas, work, config.max_growth, invariant)
 
 
 @gluon.jit
 def partition_block(units, ctas, work, config: gl.constexpr):
     """The partition over `ctas` CTAs, where one block holds the `units` of all row tiles."""
-    row_tiles = work.batch * work.tiles
+    row_tiles = row_tiles_of(work, config)
     overhead = gl.to_tensor(config.schedule.head_overhead)
     total = gl.sum(units, 0)
     most = gl.max(units, 0)
@@ -256,24 +273,24 @@ def even_cut(heads, ctas):
 
 
 @gluon.jit
-def partition_blocks(ctas, keys, work, mods, config: gl.constexpr):
-    """The partition over `ctas` CTAs, where row tiles take several blocks. With so many heads it hardly matters where
-    ranges end."""
+def partition_blocks(queue, keys, work, mods, config: gl.constexpr):
+    """The partition over the CTAs of a queue, where row tiles take several blocks. With so many heads it hardly matters
+    where ranges end."""
     overhead = gl.to_tensor(config.schedule.head_overhead)
     total = gl.to_tensor(0)
-    for begin in range(0, work.batch * work.tiles, config.schedule.sums.width):
-        total += gl.sum(padded_block(block_units(begin, keys, work, mods, config), overhead, work), 0)
-    return partition(total, ctas, overhead)
+    for begin in range(0, row_tiles_of(work, config), config.schedule.sums.width):
+        total += gl.sum(padded_block(block_units(begin, queue, keys, work, mods, config), overhead, work), 0)
+    return partition(total, queue.ctas, overhead)
 
 
 @gluon.jit
-def block_units(begin, keys, work, mods, config: gl.constexpr):
+def block_units(begin, queue, keys, work, mods, config: gl.constexpr):
     """Units of one head of each row tile of a block: 0 for row tiles past the last and for those of ragged sequences
     without a query there, else at least 1."""
     sums: gl.constexpr = config.schedule.sums
     number = begin + gl.arange(0, sums.width, gl.BlockedLayout([sums.lane], [32], [config.attending_warps], [0]))
-    units = row_tile_at(number, keys, work, mods, config).units
-    return gl.where(number < work.batch * work.tiles, units, 0)
+    units = row_tile_at(number, queue, keys, work, mods, config).units
+    return gl.where(number < row_tiles_of(work, config), units, 0)
 
 
 @gluon.jit

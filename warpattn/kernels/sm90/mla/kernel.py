@@ -14,6 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from ...pieces.modifiers import modifiers
+from ...pieces.stream_k import my_queue
 from ..decode.context import DecodeContext, key_cache, make_results
 from ..decode.schedule import my_range
 from .attend import scores_role, values_role
@@ -51,11 +52,12 @@ def mla_kernel(
     results = make_results(out, lse_ptr, sinks_ptr, workspace, config)
     rings = make_rings(config)
     fence_async_shared()
-    stream_k, start = my_range(stored, shape, mods, config)
-    end = stream_k.first(gl.program_id(0) + 1)
+    queue = my_queue(config.schedule.queues)
+    stream_k, start = my_range(queue, stored, shape, mods, config)
+    end = stream_k.first(queue.cta + 1)
     queries = latent_queries(q, config)
     ctx = DecodeContext(
-        queries, (), stored, results, rings, shape, mods, stream_k, start, end, scale, config, has_sinks, has_lse
+        queries, (), stored, results, rings, shape, mods, queue, stream_k, start, end, scale, config, has_sinks, has_lse
     )
     workers: gl.constexpr = config.topology.workers
     if config.swap_ab:

@@ -44,7 +44,8 @@ def list_launches(
         return mla_source(args, config, features)
 
     key = (config, features.key)
-    attend = Launch("sm90.mla", "sm90", key, source, options(config), choice.grid, args, persistent=True)
+    least = config.schedule.queues
+    attend = Launch("sm90.mla", "sm90", key, source, options(config), choice.grid, args, persistent=least)
     if not config.combine.separate_kernel or partitions(problem, config, choice.grid[0]) == 1:
         return (attend,)
     return attend, combine_launch(checked, replace(config, own_rope=False, recomputes=False), args, choice.grid[0])

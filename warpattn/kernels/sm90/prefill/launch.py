@@ -147,7 +147,7 @@ def attention_launch(
 
     return Launch(
         "sm90.prefill", "sm90", (config, code, shared), source, options, choice.grid, args,
-        persistent=True, pdl=True, tile_counter="counter_ptr", l2_promotion=256, shared_code=shared,
+        persistent=1, pdl=True, tile_counter="counter_ptr", l2_promotion=256, shared_code=shared,
     )  # fmt: skip
 
 

@@ -118,7 +118,7 @@ def attention_launch(
     shared = config.tiles.shares_code(is_masked(problem))
     return Launch(
         "sm90.prefill_varlen", "sm90", (config, features.key, shared), source, compile_options(), choice.grid, args,
-        persistent=True, pdl=True, shared_code=shared,
+        persistent=1, pdl=True, shared_code=shared,
     )  # fmt: skip
 
 
