@@ -19,17 +19,19 @@ from tests.drawn import drawn
 from tests.launches import small_call
 from tests.ptx_paths import Run, roles
 from tests.unit.kernels.sm90_builds import chosen
+from warpattn.kernels.sm90 import select
 from warpattn.kernels.sm90.prefill.choice import choose
 from warpattn.kernels.sm90.prefill.launch import attention_launch, list_launches
 from warpattn.machine_code.sass import opcode_counts
 from warpattn.masks import Causal, Full, SlidingWindow
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
+from warpattn.problem.launch import DEFAULT_OPTIONS
 from warpattn.problem.operands import Operands
 from warpattn.runtime import compiler
 from warpattn.runtime.compiler import compiled, our_pipeline
 from warpattn.runtime.shared_code import NotShared, share_role
-from warpattn.sequences import Dense
+from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
 
 STAND_IN = r"mov\.b32 \t%shared_role, {};\n\tmov\.b32 \t%shared_barrier, (\d+);"  # of a warpgroup, in the text
 SHAPES = {  # batch, queries, keys, heads, key heads, head dim, mask: warpgroups
@@ -37,6 +39,9 @@ SHAPES = {  # batch, queries, keys, heads, key heads, head dim, mask: warpgroups
     "three": ((2, 8192, 8192, 32, 32, 64, Causal()), 3),
     "four, of packed heads": ((4, 8192, 8192, 64, 8, 64, SlidingWindow(128)), 4),
 }
+
+# Of queries and of pages. Queries of bf16 become fp16, for which a warpgroup's warps exchange numbers.
+PAGES = [(torch.bfloat16, torch.float8_e4m3fn), (torch.float16, torch.float8_e4m3fn), (torch.bfloat16, torch.bfloat16)]
 
 
 @cache
@@ -145,14 +150,46 @@ def test_a_small_role_is_shared():
      {"before": "@%p9 mov.b32 \t%r2, 1;"},  # one of two values
      {"before": "$L__BB0_5:\n\t@%p9 bra \t$L__BB0_5;"},  # a loop before the role
      {"inside": "bar.sync \t3, 128;"},  # two barriers
+     {"inside": "barrier.cta.arrive \t3, 64;"},  # of all roles
+     {"inside": "st.shared.b32 \t[%r1+64], %r4;"},  # to one place for all roles
+     {"inside": "{ .reg .pred p; setp.ne.b32 p, %r4, 0; @p st.shared.b32 [%r1], %r2; }"},
      {"inside": "shared_role.leave;"},
      {"inside": "add.s32 \\t%r2, %r2, 1;", "end": "st.shared.b32 \\t[%r2], %r2;"},  # other roles read what it changes
+     {"stand_in": "mov.b32 \t%r2, 7;\n\tbar.sync \t2, 128;", "end": "st.shared.b32 \t[%r1], %r2;"},
      {"stand_in": ""}],
-    ids=["memory", "two values", "loop", "barriers", "two ends", "changed", "no barrier"],
+    ids=["memory", "two values", "loop", "barriers", "other barrier", "one place", "assembly", "two ends", "changed",
+         "another value", "no barrier"],
 )  # fmt: skip
 def test_roles_that_cannot_be_shared(parts):
     with pytest.raises(NotShared):
         share_role(small(**parts))
+
+
+@pytest.mark.parametrize(
+    "inside",
+    ["mad.lo.u32 \t%r5, %r4, 64, %r1;\n\tst.shared.b32 \t[%r5+64], %r2;",
+     "{ .reg .b32 at; mad.lo.u32 at, %r4, 64, %r1; mov.b32 %r5, at; }\n\tst.shared.b32 [%r5], 0;",
+     "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%r1, {%r1, %r2}], [%r1];",  # reads shared memory
+     "bar.sync \t%r4, 256;", "bar.warp.sync 0xffffffff;"],
+    ids=["sum", "assembly", "reads", "own barrier", "warp"],
+)  # fmt: skip
+def test_places_of_each_role(inside):
+    assert "$L__shared_role:" in share_role(small(inside=inside))
+
+
+@pytest.mark.parametrize(("dtype", "stored"), drawn(PAGES, PAGES[:1]))
+def test_kernels_of_paged_keys_share(dtype, stored):
+    """Also where bf16 queries become fp16, for which a warpgroup's warps exchange their largest ones."""
+    q = torch.empty(601, 32, 128, dtype=dtype)
+    pages = torch.empty(4, 16, 8, 128).to(stored)
+    scales = dict.fromkeys(("k_scale", "v_scale"), torch.ones(8)) if stored.itemsize == 1 else {}
+    kv = PagedKV(pages, pages, torch.zeros(4, 200).int(), torch.tensor([3000, 1, 0, 0]).int(), **scales)
+    sequence = PagedRagged(kv, Ragged(torch.tensor([0, 600, 601, 601, 601]).int()))
+    checked = validate(Call(q, pages, pages, sequence, Causal(), return_lse=True, backend="simulate:sm90"))
+    x = Operands(q, pages, pages, torch.empty_like(q), torch.empty(checked.lse_shape), None)
+    launches = select.list_launches(checked, x, sequence, DEFAULT_OPTIONS)
+    (launch,) = [launch for launch in launches if launch.name == "sm90.prefill_varlen"]
+    assert launch.shared_code and "%shared_role" in compiled(launch).asm["ptx"]
 
 
 def test_values_that_the_role_writes_first_may_be_anything():

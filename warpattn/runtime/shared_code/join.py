@@ -14,6 +14,9 @@ BEGIN = re.compile(r"^mov\.u32\s+%r\d+, %shared_role;")
 LEAVE = re.compile(r"^shared_role\.leave;")
 ENTER = re.compile(r"^shared_role\.enter (\d+);")
 BARRIER = re.compile(r"\bbar\.sync\s+(\d+), 128;")  # of a warpgroup; a number in the text is the role's
+OTHER_BARRIER = re.compile(r"\bbar(?:rier)?\.(?:cta\.)?(?:(?:sync|arrive)[\w.]*\s+|red\S+\s+%\w+,\s*)\d")
+# What writes to shared memory, and where to.
+STORE = re.compile(r"\b(?:(?:st|stmatrix|atom|red)\.[\w.:]*shared|cp\.[\w.:]*shared[\w:]*\.global)[^\[;]*\[([^\]]*)\]")
 OWN_THREAD = re.compile(r"%tid\.x\b")
 THREAD = ["\tmov.u32 \t%shared_thread, %tid.x;", "\tand.b32 \t%shared_thread, %shared_thread, 127;"]
 # Instructions with the same result in every warpgroup if operands are the same: of memory they read parameters only.
@@ -80,9 +83,25 @@ class Role:
         if self.leave not in self.inside or not self.inside.isdisjoint(entered):
             raise NotShared("the marks of a role are not in order")
         later = {x for i in set[int]().union(*map(self.kernel.after, entered)) for x in self.kernel.reads(i)}
-        changed = later & self.earlier.keys() & self.kernel.definitions(self.inside).keys()
+        changed = later & set[str]().union(*map(self.kernel.may_write, self.inside))
         if changed:
             raise NotShared(f"other roles read {sorted(changed)}, which this one writes")
+        if others := [text for i in self.inside if OTHER_BARRIER.search(BARRIER.sub("", text := self.kernel.texts[i]))]:
+            raise NotShared(f"warpgroups would meet at {others}")
+        if common := self._stored_in_common():
+            raise NotShared(f"warpgroups would write in one place: {common}")
+
+    def _stored_in_common(self) -> list[str]:
+        """Return the instructions that write to shared memory, each to a place that does not follow from the number of
+        the role: to memory that the compiler keeps for the exchange of values among a role's warps."""
+        texts, own, known = self.kernel.texts, set(REGISTER.findall(self.kernel.texts[self.begin])), 0
+        while known < len(own):  # registers that may depend on the number
+            known = len(own)
+            for i in self.inside:
+                if not own.isdisjoint(self.kernel.reads(i)):
+                    own |= self.kernel.may_write(i)
+        stores = ((i, found[1]) for i in self.inside for found in STORE.finditer(texts[i]))
+        return [texts[i] for i, place in stores if own.isdisjoint(REGISTER.findall(place))]
 
     def barrier(self) -> str:
         """Return the number of the barrier of the role's warps."""
@@ -97,9 +116,13 @@ class Role:
         Every role computes them where roles meet, the first one again, so that the assembler still sees that they are
         constants, or the same in all lanes; values of another path would be neither."""
         again: dict[str, str] = {}
+        others = set(self.kernel.body) - self.inside - self.kernel.before(self.begin)
+        elsewhere = set[str]().union(*map(self.kernel.may_write, others))
 
         def compute(register: str) -> None:
             texts = [self.kernel.texts[i] for i in self.earlier.get(register, ())]
+            if register in elsewhere:
+                raise NotShared(f"other roles give {register} another value")
             if len(texts) != 1 or not ARITHMETIC.match(texts[0]) or texts[0].count(";") > 1:
                 raise NotShared(f"{register} is not computed by one instruction: {texts}")
             for operand in REGISTER.findall(texts[0][len(results(texts[0])) :]):

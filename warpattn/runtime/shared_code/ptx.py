@@ -13,8 +13,9 @@ ENDS = re.compile(r"^(?:ret|trap|exit|brx\.idx)\b")  # the last is the dispatch 
 NOTE = re.compile(r"^(?:\.loc\b|\$L__tmp\d+:|\.pragma\b)")
 DECLARED = re.compile(r"^\s*\.reg \.(\w+)\s+(%[a-z]+)<\d+>;")
 WRITES_NOTHING = re.compile(
-    r"^(?:@!?%p\d+\s+)?(?:st|red|bar|barrier|bra|mbarrier|cp|fence|membar|setmaxnreg|prefetch|griddepcontrol|wgmma\.(?:fence|commit|wait))\b"
+    r"^(?:@!?%p\d+\s+)?(?:st|red|bar|barrier|bra|brx|mbarrier|cp|fence|membar|setmaxnreg|prefetch|griddepcontrol|wgmma\.(?:fence|commit|wait))\b"
 )
+GUARD = re.compile(r"^[{\s]*(?:@!?%?\w+\s+)?")
 END = "$L__func_end0:"  # present with debug information; else the kernel ends with the text
 
 
@@ -79,6 +80,11 @@ class Kernel:
         """Return the registers that line `i` writes for certain."""
         text = self.texts[i]
         return set() if unclear(text) or WRITES_NOTHING.match(text) else set(REGISTER.findall(results(text)))
+
+    def may_write(self, i: int) -> set[str]:
+        """Return the registers that an instruction of line `i` has as its first operand and may write."""
+        parts = (GUARD.sub("", part) for part in self.texts[i].split(";"))
+        return {x for part in parts if not WRITES_NOTHING.match(part) for x in REGISTER.findall(results(part))}
 
     def definitions(self, lines: Iterable[int]) -> dict[str, list[int]]:
         """Return the lines that may write a register. If that cannot be told, a line that reads it counts, too."""
