@@ -24,13 +24,15 @@ ACTS = re.compile(NOTHING_WRITTEN.pattern + r"|^(?:ld\.(?!param)|atom|wgmma)")
 SUMS = re.compile(r"^wgmma\.mma\S+ \{[^}]*\}, (?:\{[^}]*\}|%\w+), %\w+, (?!0,)")  # reads what it writes
 LOCAL = re.compile(r"\.reg \.\w+ ([a-z]\w*(?:, [a-z]\w*)*);")
 PLAIN = {"%tid", "%ctaid", "%nctaid"}  # read-only
+SHARED = "$L__shared_role:"  # where roles enter the code that they share
 STEPS = 40_000  # instructions of a run at most
 
 
 class Run:
-    """A run of one role: number `role` of those that the workers' dispatch names, or -1 for the first warps."""
+    """A run of one role: number `role` of those that the workers' dispatch names, or -1 for the first warps. With
+    `alone` its events are those of the code that roles share."""
 
-    def __init__(self, ptx: str, role: int, seed: int) -> None:
+    def __init__(self, ptx: str, role: int, seed: int, alone: bool = False) -> None:
         lines = ptx[: ptx.index(END)].splitlines()
         lines = lines[1 + max(i for i, line in enumerate(lines) if DECLARED.match(line)) :]
         self.texts = [text for line in _with_local_registers(lines) for text in _split(line)]
@@ -38,7 +40,7 @@ class Run:
         table = re.search(r"\.branchtargets\s+([^;]*);", ptx)
         assert table
         self.targets = re.findall(r"\$L__\w+", table[1])
-        self.role, self.seed = role, seed
+        self.role, self.seed, self.alone = role, seed, alone
         self.numbers: dict[str, int] = {}
         self.branches = self.dispatched = 0
         self.events: list[str] = []
@@ -50,7 +52,11 @@ class Run:
             text = self.texts[at] if at < len(self.texts) else "ret;"
             at += 1
             branch = BRANCH.match(text)
-            if branch:
+            if self.alone and text == SHARED:
+                self.events.clear()
+            elif self.alone and text.startswith("setp") and "%shared_out" in text:
+                return
+            elif branch:
                 at = self.labels[branch["to"]] if self._taken(branch) else at
             elif text.startswith("brx.idx"):
                 if self.dispatched:
@@ -65,10 +71,11 @@ class Run:
         """Of a register or a constant."""
         if name in self.numbers:
             return self.numbers[name]
-        return zlib.crc32(name.encode()) if not name.startswith("%") or name in PLAIN else self._unset(name)
+        plain = not name.startswith("%") or name.split(".")[0] in PLAIN
+        return zlib.crc32(name.encode()) if plain else self._unset(name)
 
     def _unset(self, name: str) -> int:
-        return zlib.crc32(f"{name} {self.role} unset".encode())
+        return zlib.crc32(f"{name} {'' if name.startswith('%local_') else self.role} unset".encode())
 
     def _taken(self, branch: re.Match[str]) -> bool:
         if not branch["guard"]:
@@ -77,7 +84,7 @@ class Run:
         number = self.number(branch["guard"])
         if self.branches == 1:  # whether these are the first warps
             number = int(self.role < 0)
-        elif "shared_other" not in branch["guard"]:
+        elif "shared_out" not in branch["guard"]:
             number = zlib.crc32(f"{number} {self.seed}".encode()) >> 3 & 1
         return bool(number) != bool(branch["not"])
 
@@ -92,9 +99,9 @@ class Run:
             read = f"{self.number(which.strip())},{threads}"
         if name.startswith("mov.") and not {"{", "["} & set(operands):
             number = self.number(read.strip(", "))
-        elif name.startswith("setp") and "%shared_other" in written:
+        elif name.startswith("setp") and "%shared_out" in written:
             role, _, other = read.strip(", ").partition(", ")
-            number = int(self.number(role) != self.number(other))
+            number = int(self.number(role) == self.number(other))
         else:
             told = REGISTER.sub(lambda x: str(self.number(x[0])), f"{name} {read}")
             if ACTS.match(name):

@@ -63,7 +63,7 @@ class Launch:
     name: str  # such as "sm100.prefill"
     arch: str  # of `ARCHS` in problem/arch.py
     key: Hashable  # everything the compiled code depends on beside the source files; its repr names the file on disk
-    source: Callable[[], Any]  # makes the GluonASTSource to compile; imports Triton
+    source: Callable[..., Any]  # makes the GluonASTSource to compile, with True one for `shared_code`; imports Triton
     options: Mapping[str, Any]  # of triton.compile
     grid: tuple[int, ...]
     args: Mapping[str, Any]  # every runtime argument by name: tensors (also for TMA descriptors), numbers, tuples
@@ -71,5 +71,5 @@ class Launch:
     pdl: bool = False  # launched with PDL: may start before the preceding kernel ends, and waits for that by itself
     tile_counter: str | None = None  # argument that points to an int32 which is 0 before the launch and after it
     l2_promotion: int = 128  # fewest bytes that L2 fetches for a TMA load
-    shared_code: bool = False  # compiled with one copy of a loop that several roles have, see runtime/shared_code
+    shared_code: bool = False  # compiled with one copy of what several roles do, see runtime/shared_code
     together: int = 1  # programs that wait for each other in a cycle: a device must run this many at once

@@ -23,7 +23,7 @@ from warpattn.runtime import hip
 from warpattn.runtime.cache_folder import is_folder, private_temporary
 from warpattn.runtime.kernel_cache import Artifact, require_triton, say_once, version
 from warpattn.runtime.kernel_parameters import SCRATCH, parameters
-from warpattn.runtime.shared_code import share_loops
+from warpattn.runtime.shared_code import NotShared, share_role
 
 _one_at_a_time = threading.RLock()
 _private: list[Path] = []  # the temporary folder, once one is needed
@@ -50,9 +50,12 @@ def compiled(launch: Launch, target: str | None = None) -> Any:
     chip = triton_target(target or launch.arch)
 
     def compile_it() -> Any:
+        if launch.shared_code:
+            with contextlib.suppress(NotShared):
+                return triton.compile(launch.source(True), target=chip, options=dict(launch.options))
         return triton.compile(launch.source(), target=chip, options=dict(launch.options))
 
-    with refusals_named(launch.name), pipeline_of(launch):
+    with refusals_named(launch.name), our_pipeline():
         try:
             kernel = _somewhere(compile_it)
         except OSError as error:
@@ -70,10 +73,10 @@ def check_memory(launch: Launch, shared: int) -> None:
 
 
 @contextlib.contextmanager
-def pipeline_of(launch: Launch) -> Iterator[None]:
-    """Hook into Triton's stages for a launch. It adds the version of this source to the names in Triton's own cache,
-    which depend on the text of device functions but not on the host code that computes a kernel's constants. With
-    `shared_code` it leaves one copy of equal loops in the PTX before that is assembled.
+def our_pipeline() -> Iterator[None]:
+    """Hook into Triton's stages. It adds the version of this source to the names in Triton's own cache, which depend on
+    the text of device functions but not on the host code that computes a kernel's constants. And it leads warps into
+    code that roles share (`shared_code`) in the PTX before that is assembled.
 
     Triton has one hook for all threads; a hook that the user has set is called as before."""
     from triton import knobs
@@ -81,16 +84,16 @@ def pipeline_of(launch: Launch) -> Iterator[None]:
     runtime: Any = knobs.runtime
     with _one_at_a_time:
         others = runtime.add_stages_inspection_hook
-        runtime.add_stages_inspection_hook = stages_of_version(others, launch.shared_code)
+        runtime.add_stages_inspection_hook = stages_of_version(others)
         try:
             yield
         finally:
             runtime.add_stages_inspection_hook = others
 
 
-def stages_of_version(others: Callable[..., Any] | None, shared_code: bool) -> Callable[..., Any]:
+def stages_of_version(others: Callable[..., Any] | None) -> Callable[..., Any]:
     """Return a hook for the stages of kernels that this thread compiles; it also calls the hook `others`."""
-    thread, named = threading.get_ident(), version() + "one copy" * shared_code
+    thread, named = threading.get_ident(), version()
 
     def stages_of(backend: Any = None, stages: Any = None, *given: Any) -> Any:
         ours = threading.get_ident() == thread
@@ -99,9 +102,9 @@ def stages_of_version(others: Callable[..., Any] | None, shared_code: bool) -> C
             return key + named * ours, digest
         if others:
             others(backend, stages, *given)
-        if ours and shared_code:
+        if ours and "ptx" in stages:
             make_ptx = stages["ptx"]
-            stages["ptx"] = lambda *source: share_loops(make_ptx(*source))
+            stages["ptx"] = lambda *source: share_role(make_ptx(*source))
         return None
 
     return stages_of

@@ -68,13 +68,13 @@ def test_machine_code_is_what_the_config_promises(name: str) -> None:
 
 
 def wgmmas(config: SM90Config, shared: bool) -> int:
-    """Warpgroup products in the code: a warpgroup has the first Q·K, and its own loop with the crossing unless it is
+    """Warpgroup products in the code: a warpgroup has the first Q·K and a loop with the crossing, unless the code is
     `shared`; recompute.py has its own for one of them."""
     scores = config.padded_qk // config.depth
     outputs = config.block_n // config.depth * len(config.v_parts)
     again = scores + config.block_n // config.depth * len(recomputed_blocks(config))
     copies = 1 if shared else config.consumers
-    return config.consumers * scores + copies * 2 * (scores + outputs) + again
+    return copies * (scores + 2 * (scores + outputs)) + again
 
 
 @pytest.mark.parametrize("name", ["d128", "products-d128"])

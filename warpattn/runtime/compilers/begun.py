@@ -1,10 +1,8 @@
 """Work that each compiling process would otherwise repeat before its first kernel: reading Triton's files and our
-sources, whose digests are in the names of kernels, and importing networkx for shared_code. The server imports this
-module, and forks no process before that is done."""
+sources, whose digests are in the names of kernels. The server imports this module, and forks no process before that is
+done."""
 
 from __future__ import annotations
-
-import networkx  # noqa: F401  # of shared_code
 
 from warpattn.runtime import kernel_cache
 from warpattn.runtime.compilers.digests import reading

@@ -1,20 +1,19 @@
-"""Lets warpgroups that do the same share one copy of a loop, by changing the PTX of a compiled kernel.
+"""Lets the warpgroups of a kernel run one copy of a role's code, by changing the PTX of a compiled kernel.
 
-Triton compiles every role of `warp_specialize` by itself, so two warpgroups of one role's code get two copies of it.
-An SM's instruction cache does not hold both beside the masked tiles and the loading warp: kernels of short rows waited
-for instructions up to a tenth of their time (bench/notes.md, 213). This removes the second copy; its warpgroup enters
-the loop of the first:
+Triton compiles every role of `warp_specialize` by itself, so warpgroups that do the same would get a copy each, and an
+SM's instruction cache does not hold several beside the loading warp: kernels of short rows waited for instructions up
+to a tenth of their time (bench/notes.md, 213). So the kernel has the code in its first role only, and stand-ins for the
+others, which end at once; this leads their warps into the first one's code and back:
 
-    role 0 ──▶ its first product ──▶ loop over tiles ──▶ end of role 0
-    role 1 ──▶ its first product ───▲               └──▶ end of role 1
+    role 0 ──────────▶ attend ──▶ number 0 ──▶ end of role 0
+    stand-in 1 ────────▲     └──▶ number 1 ──▶ end of stand-in 1
 
-    ptx.py     lines, basic blocks and loops of a kernel
-    equal.py   finds loops that are equal up to register names, and how a path can enter another's loop
-    join.py    writes the text with one of them
+    ptx.py     lines of a kernel: what follows, reads and writes
+    join.py    writes the text with the roads into the code and out of it
 
-    share_loops(ptx)   the text with each such loop once; the same text where there is none
+    share_role(ptx)   the text with them; raises NotShared where the code needs what another role cannot compute
 """
 
-from .join import share_loops
+from .join import NotShared, share_role
 
-__all__ = ["share_loops"]
+__all__ = ["NotShared", "share_role"]

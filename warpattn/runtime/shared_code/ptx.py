@@ -1,19 +1,21 @@
-"""Parses a kernel's PTX into basic blocks, as far as that is needed to find its loops."""
+"""Reads a kernel's PTX line by line: which lines may follow one, what each reads and writes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
 from functools import cached_property
 
 REGISTER = re.compile(r"%[a-z]+\d+\b")
-LABEL = re.compile(r"^(\$L__BB\w+):")
-BRANCH = re.compile(r"^(?P<guard>@!?%p\d+\s+)?bra(?:\.uni)?\s+(?P<to>\$L__BB\w+);")
-ENDS = re.compile(r"^(?:ret|trap|exit);")
-DISPATCH = re.compile(r"^brx\.idx\b")  # of the roles: what a worker's warps run next
+LABEL = re.compile(r"^(\$L__\w+):")
+BRANCH = re.compile(r"^(?P<guard>@!?%p\d+\s+)?bra(?:\.uni)?\s+(?P<to>\$L__\w+);")
+ENDS = re.compile(r"^(?:ret|trap|exit|brx\.idx)\b")  # the last is the dispatch of the roles: what a worker runs next
 NOTE = re.compile(r"^(?:\.loc\b|\$L__tmp\d+:|\.pragma\b)")
 DECLARED = re.compile(r"^\s*\.reg \.(\w+)\s+(%[a-z]+)<\d+>;")
+WRITES_NOTHING = re.compile(
+    r"^(?:@!?%p\d+\s+)?(?:st|red|bar|barrier|bra|brx|mbarrier|cp|fence|membar|setmaxnreg|prefetch|griddepcontrol|wgmma\.(?:fence|commit|wait))\b"
+)
+GUARD = re.compile(r"^[{\s]*(?:@!?%?\w+\s+)?")
 END = "$L__func_end0:"  # present with debug information; else the kernel ends with the text
 
 
@@ -22,109 +24,90 @@ def code(line: str) -> str:
     return line.split("//", 1)[0].strip()
 
 
-@dataclass
-class Block:
-    """A basic block: lines that run one after the other."""
-
-    first: int
-    last: int = -1
-    targets: list[str] = field(default_factory=list)  # labels that its last line branches to
-    falls: bool = True  # whether the next block may follow
-
-
-@dataclass(frozen=True)
-class Loop:
-    """Blocks of a cycle that are contiguous in the text, with one entry and one exit."""
-
-    blocks: range
-    header: str
-    exit: int  # the block after it
-
-
 class Kernel:
-    """A kernel's lines and blocks."""
+    """The lines of a kernel's body, from the one behind its registers' declarations on."""
 
     def __init__(self, text: str) -> None:
         self.lines = text.splitlines()
-        self.begin = max((i for i, line in enumerate(self.lines) if DECLARED.match(line)), default=0)  # of the body
-        self.blocks = [block for block in self._blocks() if self.instructions(range(block.first, block.last + 1))]
-        named = ((self.label(i), i) for i in range(len(self.blocks)))
-        self.labels = {label: i for label, i in named if label}
-        self.successors = [self._successors(i) for i in range(len(self.blocks))]
-
-    def _blocks(self) -> Iterator[Block]:
+        self.begin = 1 + max((i for i, line in enumerate(self.lines) if DECLARED.match(line)), default=0)
         end = self.lines.index(END) if END in self.lines else len(self.lines) - 1 - self.lines[::-1].index("}")
-        block = Block(self.begin + 1)
-        for i in range(self.begin + 1, end):
-            text = code(self.lines[i])
-            if LABEL.match(text):
-                block.last = i - 1
-                yield block
-                block = Block(i)
-            branch = BRANCH.match(text)
-            if branch or DISPATCH.match(text) or ENDS.match(text):
-                block.last = i
-                block.targets = [branch["to"]] if branch else []
-                block.falls = bool(branch and branch["guard"])
-                yield block
-                block = Block(i + 1)
-        block.last = end - 1
-        yield block
-
-    def _successors(self, number: int) -> list[int]:
-        block = self.blocks[number]
-        following = [self.labels[label] for label in block.targets]
-        return following + [number + 1] * (block.falls and number + 1 < len(self.blocks))
-
-    def label(self, number: int) -> str:
-        """A block's label; empty if it has none."""
-        found = LABEL.match(code(self.lines[self.blocks[number].first]))
-        return found[1] if found else ""
-
-    def span(self, blocks: range) -> range:
-        """The lines of blocks."""
-        return range(self.blocks[blocks[0]].first, self.blocks[blocks[-1]].last + 1)
-
-    def instructions(self, lines: Iterable[int]) -> list[str]:
-        """Return the instructions among some lines, without debug information."""
-        read = (code(self.lines[i]) for i in lines)
-        return [text for text in read if text and not NOTE.match(text)]
+        self.body = range(self.begin, end)
+        self.texts = [code(line) for line in self.lines[:end]]
 
     @cached_property
-    def definitions(self) -> dict[str, list[int]]:
-        """The lines that may write a register. If that cannot be told, a line that reads it counts, too."""
+    def labels(self) -> dict[str, int]:
+        """The lines of labels."""
+        return {found[1]: i for i in self.body if (found := LABEL.match(self.texts[i]))}
+
+    def following(self, i: int) -> list[int]:
+        """Return the lines that may run after line `i`."""
+        text = self.texts[i]
+        branch = BRANCH.match(text)
+        if branch:
+            return [self.labels[branch["to"]], *([i + 1] if branch["guard"] else [])]
+        return [] if ENDS.match(text) or i + 1 not in self.body else [i + 1]
+
+    @cached_property
+    def preceding(self) -> dict[int, list[int]]:
+        """The lines that may run before each line."""
+        found: dict[int, list[int]] = {}
+        for i in self.body:
+            for to in self.following(i):
+                found.setdefault(to, []).append(i)
+        return found
+
+    def after(self, first: int, barred: Collection[int] = ()) -> set[int]:
+        """Return the lines that may run from line `first` on, without those behind a line of `barred`."""
+        found, waiting = set[int](), [first]
+        while waiting:
+            i = waiting.pop()
+            if i not in found:
+                found.add(i)
+                waiting += () if i in barred else self.following(i)
+        return found
+
+    def before(self, last: int) -> set[int]:
+        """Return the lines from which line `last` may be reached, without itself."""
+        found, waiting = set[int](), [*self.preceding.get(last, ())]
+        while waiting:
+            i = waiting.pop()
+            if i not in found and i != last:
+                found.add(i)
+                waiting += self.preceding.get(i, ())
+        return found
+
+    def written(self, i: int) -> set[str]:
+        """Return the registers that line `i` writes for certain."""
+        text = self.texts[i]
+        return set() if unclear(text) or WRITES_NOTHING.match(text) else set(REGISTER.findall(results(text)))
+
+    def may_write(self, i: int) -> set[str]:
+        """Return the registers that an instruction of line `i` has as its first operand and may write."""
+        parts = (GUARD.sub("", part) for part in self.texts[i].split(";"))
+        return {x for part in parts if not WRITES_NOTHING.match(part) for x in REGISTER.findall(results(part))}
+
+    def definitions(self, lines: Iterable[int]) -> dict[str, list[int]]:
+        """Return the lines that may write a register. If that cannot be told, a line that reads it counts, too."""
         found: dict[str, list[int]] = {}
-        for i, line in enumerate(self.lines):
-            text = code(line)
-            several = text.startswith(("@", "{"))  # a guard, or assembly with more than one instruction
-            for register in REGISTER.findall(text) if several else _results(text):
+        for i in sorted(lines):
+            text = self.texts[i]
+            for register in set(REGISTER.findall(text)) if unclear(text) else self.written(i):
                 found.setdefault(register, []).append(i)
         return found
 
-    @cached_property
-    def cycles(self) -> list[list[int]]:
-        """The cycles of blocks, without the workers' loop over their roles."""
-        import networkx
-
-        edges = ((a, b) for a, following in enumerate(self.successors) for b in following)
-        parts = (sorted(part) for part in networkx.strongly_connected_components(networkx.DiGraph(edges)))
-        return sorted(part for part in parts if part[0] in self.successors[part[-1]] or len(part) > 1)
-
-    def loops(self) -> list[Loop]:
-        """Return the cycles that are contiguous in the text and have one entry and one exit."""
-        return [loop for part in self.cycles if (loop := self._loop(part))]
-
-    def _loop(self, part: list[int]) -> Loop | None:
-        inside, blocks = set(part), range(part[0], part[-1] + 1)
-        entries = {b for a, to in enumerate(self.successors) if a not in inside for b in to if b in inside}
-        exits = {b for a in part for b in self.successors[a] if b not in inside}
-        if len(part) != len(blocks) or len(entries) != 1 or len(exits) != 1:
-            return None
-        header = self.label(entries.pop())
-        return Loop(blocks, header, exits.pop()) if header else None
+    def reads(self, i: int) -> list[str]:
+        """Return the registers that line `i` may read."""
+        text = self.texts[i]
+        whole = unclear(text) or WRITES_NOTHING.match(text) or text.startswith("wgmma")
+        return REGISTER.findall(text if whole else text[len(results(text)) :])
 
 
-def _results(text: str) -> set[str]:
-    """The registers in an instruction's first operand."""
-    first = text.split("}")[0] if "{" in text.split(",")[0] else text.split(",")[0]
-    return set(REGISTER.findall(first))
+def unclear(text: str) -> bool:
+    """Whether it cannot be told what a line writes: a guarded instruction, or assembly of several."""
+    return text.startswith("{") or text.count(";") > 1 or (text.startswith("@") and not WRITES_NOTHING.match(text))
+
+
+def results(text: str) -> str:
+    """Return a single instruction up to the end of its first operand, which it writes."""
+    first = text.split(",", 1)[0]
+    return text.split("}", 1)[0] if "{" in first else first

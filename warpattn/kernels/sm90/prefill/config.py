@@ -168,9 +168,15 @@ class SM90Config(KeyTileSizes, EightBitSizes):
     registers: Registers
     take_turns: bool  # warpgroups issue to the tensor core in a fixed order; at head dim 256 it pays under a mask
     packed: int = 1  # query heads in a tile, a power of two that divides the group: rows are (token, head)
-    held_parts: int = 0  # last parts of Q kept in registers, where shared memory is too slow for wgmma
     split: bool = False  # split-KV: several CTAs share the keys of a tile and write partial outputs in fp32
     ctas: int = 1  # CTAs an SM
+    one_copy: bool = False  # warpgroups run the first one's code, see runtime/shared_code
+
+    @property
+    def held_parts(self) -> int:
+        """Last parts of Q kept in registers, where shared memory is too slow for wgmma."""
+        qk, v = split_dim(self.dim_qk), split_values(self.dim_v)
+        return int(len(qk) > 1 and 160 < max(sum(qk), sum(v)) < 256)
 
     @property
     def v_stages(self) -> int:
@@ -269,7 +275,7 @@ class SM90Config(KeyTileSizes, EightBitSizes):
         return (4 if self.split else self.out.bytes) * self.block_m * sum(self.store_parts)
 
     def shares_code(self, masked: bool, long: bool = False) -> bool:
-        """Whether the warpgroups run faster with one shared copy of the loop over tiles (bench/notes.md, 215).
+        """Whether the warpgroups run faster with one shared copy of their code (bench/notes.md, 215).
         `long`: rows see thousands of keys, so that the code between two loops over keys does not matter.
 
         They do where a mask makes the code long, where products do not overlap, and with four warpgroups. Otherwise
@@ -328,7 +334,7 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
     """
     dim_v = block_columns(dim_v)
     qk, v = split_dim(dim_qk), split_values(dim_v)
-    wide, held = max(sum(qk), sum(v)), int(len(qk) > 1)
+    wide = max(sum(qk), sum(v))
     operands = OperandFormat(element, dim_qk, dim_v)
     if sum(qk) > WIDE_QUERIES:
         why = f"queries of > {WIDE_QUERIES} columns: 32 keys a tile, one query tile, output stored in column blocks"
@@ -344,11 +350,10 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
         return SM90Config(operands, 2, 128, _stages(wide), 2, v, Registers(240, 24), True), why
     if wide <= 160 or (wide <= 192 and sum(v) <= 128):
         why = "head dim <= 160, or <= 192 with values of <= 128: 128 keys a tile, with one query tile they fit"
-        held = held if wide > 160 else 0
-        return fit_output(SM90Config(operands, 2, 128, 2, 1, v, Registers(240, 24), True, held_parts=held)), why
+        return fit_output(SM90Config(operands, 2, 128, 2, 1, v, Registers(240, 24), True)), why
     if wide < 256:
         why = "head dim > 160: 64 keys a tile, one query tile, the last part of Q in registers"
-        return fit_output(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), True, held_parts=held)), why
+        return fit_output(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), True)), why
     why = "head dim > 224: 64 keys a tile, one query tile, output stored in column blocks, to fit shared memory"
     return fit_output(SM90Config(operands, 2, 64, 2, 1, v, Registers(240, 24), masked)), why
 

@@ -99,7 +99,7 @@ class Rings:
     v: StagedPipeline  # [stages, 1, N, 1, Dv]
     k_in: gl.base_value  # K ring as the producer fills it: `NarrowRing` for 8-bit tiles, else `k`
     v_in: gl.base_value
-    factors: gl.shared_memory_descriptor  # [stages * warpgroups, 1 or 64] fp32, see `query_factors` of the config
+    factors: gl.shared_memory_descriptor  # [stages * warpgroups, 4 or 64] fp32, see `query_factors` of the config
     scales: gl.base_value  # `OfTokens` of 8-bit keys and values, each [stages * blocks, N] fp32; () without such
     tiles: gl.shared_memory_descriptor  # [stages * fields, 1] int32: the tile of each Q slot
     out: Columns  # [warpgroup, 1, 64 / packed, packed, columns stored at a time]

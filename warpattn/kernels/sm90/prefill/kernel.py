@@ -11,6 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ...nvidia.opaque import hide_from_compiler
+from ...nvidia.shared_role import begin_shared, end_shared, run_shared
 from ...pieces.modifiers import modifiers
 from ...pieces.scales import softmax_scale
 from ...pieces.scheduler import TILE_FIELDS, Work
@@ -28,16 +29,25 @@ from .recompute import end_role, recompute_tiles
 def attend(ctx, number: gl.constexpr):
     """Runs consumer warpgroup `number`; with a mask, it then waits until outputs that recompute.py reads are stored.
 
-    Where warpgroups may share one copy of the code (runtime/shared_code), the number is hidden from the compiler, which
-    would otherwise specialise the code for it.
+    With one copy of the code (runtime/shared_code) the first one's is compiled, and the others run it. Where that may
+    be, the number is hidden from the compiler, which would otherwise specialise the code for it.
     """
     config: gl.constexpr = ctx.config
-    wg = hide_from_compiler(number) if config.may_share_code else number
     if number == config.consumers - 1:
         turn_pass(number, config)
-    attend_role(ctx, wg)
-    if ctx.mods.keep is not None:
-        end_role(ctx, wg)
+    if config.one_copy and number > 0:
+        run_shared(number)
+    else:
+        wg = number
+        if config.one_copy:
+            wg = begin_shared()
+        elif config.may_share_code:
+            wg = hide_from_compiler(number)
+        attend_role(ctx, wg)
+        if ctx.mods.keep is not None:
+            end_role(ctx, wg)
+        if config.one_copy:
+            end_shared()
 
 
 @gluon.jit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -140,10 +140,10 @@ def attention_launch(
         **modifiers,
     }  # fmt: skip
 
-    def source():
+    def source(one_copy: bool = False):
         from .signature import prefill_source  # imports Triton
 
-        return prefill_source(args, config, features)
+        return prefill_source(args, replace(config, one_copy=one_copy), features)
 
     return Launch(
         "sm90.prefill", "sm90", (config, code, shared), source, options, choice.grid, args,

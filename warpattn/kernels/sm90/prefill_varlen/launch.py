@@ -110,10 +110,11 @@ def attention_launch(
     has_lse = (problem.has_lse or split) and not first_value
     features = Features(*programs(checked, LARGEST_EXPONENT), problem.has_sinks and not split, has_lse, split_keys=True)
 
-    def source():
+    def source(one_copy: bool = False):
         from .signature import prefill_varlen_source  # imports Triton
 
-        return prefill_varlen_source(args, config, features)
+        tiles = replace(config.tiles, one_copy=one_copy)
+        return prefill_varlen_source(args, replace(config, tiles=tiles), features)
 
     shared = config.tiles.shares_code(is_masked(problem))
     return Launch(

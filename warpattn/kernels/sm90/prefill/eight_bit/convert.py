@@ -24,9 +24,10 @@ from ....pieces.softmax import pack_fp16
 from ...columns import as_matrices, columns_before
 from ..packed_rows import row_heads, row_tokens
 from .rings import CONVERTING, first_halves
-from .scales import ONE, factors_of
+from .scales import ONE, TOPS, factors_of, fraction_exponent, largest_of_warps
 
 INFINITY = gl.constexpr(0x7F800000)  # bits of fp32 infinity
+OF_WARPS = gl.constexpr(gl.DistributedLinearLayout([], [[0]] * 5, [[1], [2]], [], [4]))  # one number in each warp
 
 
 @gluon.jit
@@ -257,17 +258,15 @@ def fp16_queries(ctx, slot, parts, tile, q_state, wg):
 
 @gluon.jit
 def make_fractions(ctx, tile, q_state, wg):
-    """Overwrites a warpgroup's bf16 queries, parts of [64, D], with fp16 ones, divided by a power of two that it stores
-    beside the ring."""
-    top = largest(tile, False)
+    """Overwrites a warpgroup's bf16 queries, parts of [64, D], with fp16 ones, divided by a power of two that follows
+    from what it stores beside the ring."""
+    tops = factors_of(ctx, q_state, wg)
+    top = largest(tile, tops, False)
     if top >= INFINITY:
-        top = largest(tile, True)
-    exponent = gl.maximum(top >> 23, 16)
-    factor = ((269 - exponent) << 23).to(gl.float32, bitcast=True)
+        top = largest(tile, tops, True)
+    factor = ((269 - fraction_exponent(top)) << 23).to(gl.float32, bitcast=True)
     for part in gl.static_range(len(tile)):
         multiply(reinterpreted(tile[part], gl.int32), factor)
-    power = gl.full([1], ((exponent - 15) << 23).to(gl.float32, bitcast=True), gl.float32, ONE)
-    factors_of(ctx, q_state, wg).store(power)
     fence_async_shared()
     gl.barrier()
 
@@ -311,10 +310,13 @@ def query_scales(ctx, tile, wg):
 
 
 @gluon.jit
-def largest(tile, finite: gl.constexpr):
+def largest(tile, tops, finite: gl.constexpr):
     """The largest (or largest `finite`) magnitude in a bf16 tile, as fp32 bits. Compares packed pairs: a tile of 64 x
-    128 takes 128 instructions a thread."""
-    top = gl.to_tensor(0)
+    128 takes 128 instructions a thread.
+
+    Each warp's goes into `tops` [4] in shared memory, which are this warpgroup's. A maximum over all warps would pass
+    memory of the compiler's, which warpgroups that share this code would share, too (runtime/shared_code)."""
+    top = gl.zeros([TOPS], gl.int32, OF_WARPS)
     for part in gl.static_range(len(tile)):
         bits = reinterpreted(tile[part], gl.int32)
         pairs = bits.load(rows_layout(bits.shape[1], 4))
@@ -323,8 +325,19 @@ def largest(tile, finite: gl.constexpr):
         if finite:
             first = gl.where(first < INFINITY, first, 0)
             second = gl.where(second < INFINITY, second, 0)
-        top = gl.maximum(top, gl.max(gl.maximum(first, second), None))
-    return top
+        top = gl.maximum(top, largest_in_warps(gl.maximum(first, second)))
+    tops.store(top.to(gl.float32, bitcast=True))
+    gl.barrier()
+    return largest_of_warps(tops)
+
+
+@gluon.jit
+def largest_in_warps(x):
+    """Each warp's largest number of a tile [64, C] in `rows_layout`."""
+    rows: gl.constexpr = x.type.layout.threads_per_warp[0]
+    x = x.reshape([x.shape[0] // (TOPS * rows), TOPS, rows * x.shape[1]]).permute((1, 0, 2))
+    top = gl.max(x.reshape([TOPS, x.shape[1] * x.shape[2]]), 1)
+    return gl.convert_layout(top, OF_WARPS, assert_trivial=True)
 
 
 @gluon.jit

@@ -14,8 +14,11 @@ from ....pieces.modifiers import folds_scale
 from ....pieces.scales import LEAST_SCALE, has_row_scale, has_scale, has_token_scale, head_scale, scaled_rows
 from ....pieces.softmax import as_quads, from_quads
 from ...layouts import accumulator_layout
+from .sizes import WARP_TOPS
 
 ONE = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))  # one number in every thread of a warpgroup
+ALL = gl.constexpr(gl.BlockedLayout([WARP_TOPS], [32], [4], [0]))  # all of the warps' numbers in every thread
+TOPS = gl.constexpr(WARP_TOPS)
 
 
 @gluon.jit
@@ -31,8 +34,9 @@ def of_tile(ctx, tile, q_state, wg):
     if config.products and scaled_rows(config, "q") > 0:
         first = gl.minimum(tile.row + wg * config.wg_tokens, ctx.work.lengths(tile).seq_q - 1)
         scale *= row_block_scale(ctx.scales.q, ctx.work.query_place(tile, first), tile.h, scaled_rows(config, "q"))
-    if config.query_factors == 1:
-        scale *= gl.max(factors_of(ctx, q_state, wg).load(ONE), 0)
+    if config.query_factors == TOPS:
+        exponent = fraction_exponent(largest_of_warps(factors_of(ctx, q_state, wg)))
+        scale *= ((exponent - 15) << 23).to(gl.float32, bitcast=True)
     if config.eight_bit is None:
         return ctx
     elif folds_scale(ctx.mods.score):  # calls with a scale of 0 or below have a score function
@@ -43,8 +47,20 @@ def of_tile(ctx, tile, q_state, wg):
 
 @gluon.jit
 def factors_of(ctx, q_state, wg):
-    """The slot's factors of a warpgroup's scores in shared memory: a power of two, or the scales of its rows."""
+    """The slot's `query_factors` of a warpgroup in shared memory: its warps' largest queries, or its rows' scales."""
     return ctx.rings.factors.index(q_state.index * ctx.config.consumers + wg)
+
+
+@gluon.jit
+def largest_of_warps(tops):
+    """The largest of the non-negative numbers that warps have stored, as fp32 bits."""
+    return gl.max(tops.load(ALL).to(gl.int32, bitcast=True), 0)
+
+
+@gluon.jit
+def fraction_exponent(top):
+    """Biased exponent of the power of two for a warpgroup whose largest query has the fp32 bits `top`."""
+    return gl.maximum(top >> 23, 16)
 
 
 @gluon.jit

@@ -10,6 +10,8 @@ from warpattn.problem.element import Element
 
 from ...operand_format import WithOperands
 
+WARP_TOPS = 4  # numbers that the warps of a warpgroup leave for each other, see `largest` in convert.py
+
 
 class EightBitSizes(WithOperands):
     """The part of `SM90Config` about tiles that arrive in 8 bits and their scales."""
@@ -69,10 +71,11 @@ class EightBitSizes(WithOperands):
 
     @cached_property
     def query_factors(self) -> int:
-        """Factors of scores per warpgroup and Q slot: one power of two (`make_fractions`), or a scale for each row."""
+        """Numbers per warpgroup and Q slot that give factors of its scores: each warp's largest query, for a power of
+        two (`make_fractions`), or a scale for each row."""
         if self.widens_queries and self.eight_bit is not None:
             return self.rows if self.eight_bit.of_token("q") else 0
-        return int(self.operand != self.element)
+        return WARP_TOPS * (self.operand != self.element)
 
     @property
     def factor_bytes(self) -> int:
