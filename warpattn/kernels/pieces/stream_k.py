@@ -36,10 +36,7 @@ class Queue:
 def my_queue(count: gl.constexpr):
     """The `Queue` of this CTA."""
     cta, ctas = gl.program_id(0), gl.num_programs(0)
-    if count == 1:
-        return Queue(gl.to_tensor(0), count, cta, ctas)
-    else:
-        return Queue(cta % count, count, cta // count, ctas // count)
+    return Queue(cta % count, count, cta // count, ctas // count)
 
 
 @gluon.aggregate

@@ -100,10 +100,7 @@ def length_of(keys, work, b, inside, config: gl.constexpr):
 @gluon.jit
 def row_tiles_of(work, config: gl.constexpr):
     """Number of row tiles of a queue."""
-    if config.schedule.queues == 1:
-        return work.batch * work.tiles
-    else:
-        return work.batch * (work.tiles // config.schedule.queues)
+    return work.batch * (work.tiles // config.schedule.queues)
 
 
 @gluon.jit
@@ -119,8 +116,7 @@ def row_tile_at(number, queue, keys, work, mods, config: gl.constexpr):
         tiles = work.tiles // config.schedule.queues
         b = number // tiles
         tile = number - b * tiles
-    if config.schedule.queues > 1:
-        tile = tile * config.schedule.queues + queue.number
+    tile = tile * config.schedule.queues + queue.number
     return row_tile_of(number, b, tile, keys, work, mods, config)
 
 
