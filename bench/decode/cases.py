@@ -63,7 +63,7 @@ class Inputs:
 
 def cases() -> tuple[Case, ...]:
     """The rows that are required on a card: dense, then through pages of 16 and 64, then mixed lengths; and latent
-    attention with 16 query heads (a model over 8 cards) and 128."""
+    attention with 16 query heads (a model over 8 cards) and 128; last `shared_keys`."""
     shapes = [
         (32, 16, 32, 8), (128, 4, 32, 8), (64, 8, 64, 8), (16, 8, 32, 32), (32, 4, 32, 8), (8, 8, 32, 8),
         (1, 128, 32, 8), (1, 16, 32, 8),
@@ -80,7 +80,15 @@ def cases() -> tuple[Case, ...]:
     for batch, seq, heads in ((128, 4, 16), (32, 16, 16), (1, 64, 16), (128, 4, 128), (32, 16, 128), (1, 64, 128)):
         name = f"mla-{batch}x{seq}k-{heads}"
         found.append(Case(name, (seq * 1024,) * batch, heads, 1, 64, dim=LATENT.qk, dim_v=LATENT.v))
-    return tuple(found)
+    return (*found, *shared_keys())
+
+
+def shared_keys() -> tuple[Case, ...]:
+    """Row tiles that read the same keys, for batches that no number of CTAs divides and for unequal lengths."""
+    unequal = tuple(1 + 1031 * i % 4096 for i in range(128))
+    batches = {"129x2k": (2048,) * 129, "100x2k": (2048,) * 100, "unequal128": unequal}
+    latent = [Case(f"mla-{name}-128", of, 128, 1, 64, dim=LATENT.qk, dim_v=LATENT.v) for name, of in batches.items()]
+    return (*latent, Case("page64-100x8k-128/1", (8192,) * 100, 128, 1, 64))
 
 
 def smoke_cases() -> tuple[Case, ...]:

@@ -19,8 +19,9 @@ def test_bytes_are_those_of_keys_and_values():
 
 def test_the_required_cases_are_there():
     names = [case.name for case in decode.cases()]
-    assert len(set(names)) == len(names) == 36
-    assert {"dense-1x16k-32/8", "page16-64x8k-64/8", "page64-32x16k-32/8", "page16-mixed64"} <= set(names)
+    assert len(set(names)) == len(names) == 40
+    required = {"dense-1x16k-32/8", "page16-64x8k-64/8", "page64-32x16k-32/8", "page16-mixed64", "mla-129x2k-128"}
+    assert required <= set(names)
     mixed = next(case for case in decode.cases() if case.name == "page64-mixed64")
     assert max(mixed.lengths) == 32768 and min(mixed.lengths) == 512 and mixed.batch == 64
     assert min(next(case for case in decode.cases() if case.name == "page16-skewed64").lengths) == 1
