@@ -355,10 +355,9 @@ def explain(config: StreamConfig, target: Arch, grid: int) -> tuple[str, ...]:
     even = f"equally long heads are not split, or into equal parts, {growth}"
     last = "the last CTA to finish a head combines its parts in a fixed order"
     last = "a second kernel combines the parts of a head" if config.combine.separate_kernel else last
-    if schedule.queues > 1:
-        last = f"{last}; {schedule.queues} CTAs read the same keys at a time, each for a row tile of the sequence"
     same = "every part has the same keys whatever else is in the batch"
-    return (ranges, same if schedule.invariant else even, last)
+    beside = f"{schedule.queues} CTAs read the same keys at a time, each for another row tile of the sequence"
+    return (ranges, same if schedule.invariant else even, last, *([beside] if schedule.queues > 1 else []))
 
 
 def _own_reasons(config: DecodeConfig) -> tuple[str, ...]:
