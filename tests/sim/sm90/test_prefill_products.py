@@ -33,6 +33,7 @@ CASES = {
     "128": Case(200, 300, sinks=True),
     "64-packed": Case(40, 300, dim=64, per="tensor", mask=SAME_HEADS, dtype=torch.float16),
     "64": Case(200, 140, dim=64, mask=None),
+    "192": Case(70, 130, heads=1, heads_kv=1, dim=192),
     "256": Case(150, 200, heads=2, heads_kv=1, dim=256),
     "two-dims": Case(130, 260, heads=2, heads_kv=1, dim=80, dim_v=48, score=wa.SoftCap(5.0)),
     "hidden-first": Case(200, 300, mask=wa.SlidingWindow(60, 30)),

@@ -67,6 +67,13 @@ def test_machine_code_is_what_the_config_promises(name: str) -> None:
     assert counts["QGMMA" if config.products else "HGMMA"] == wgmmas(config, shared)
 
 
+@pytest.mark.parametrize("dim", [128, 176, 192, 224, 256])
+def test_products_of_8_bits_read_queries_from_shared_memory(dim: int) -> None:
+    """A head dim of 8 bits is one part; queries in registers are a last part of 16 bits."""
+    config = products(dim)
+    assert config.products and len(config.qk_parts) == 1 and config.held_parts == 0
+
+
 def wgmmas(config: SM90Config, shared: bool) -> int:
     """Warpgroup products in the code: a warpgroup has the first Q·K and a loop with the crossing, unless the code is
     `shared`; recompute.py has its own for one of them."""

@@ -149,16 +149,20 @@ def test_a_small_role_is_shared():
     [{"before": "ld.global.b32 \t%r3, [%r1];", "inside": "add.s32 \t%r2, %r2, %r3;"},  # a value from memory
      {"before": "@%p9 mov.b32 \t%r2, 1;"},  # one of two values
      {"before": "$L__BB0_5:\n\t@%p9 bra \t$L__BB0_5;"},  # a loop before the role
+     {"before": "mbarrier.test_wait.shared.b64 \t%p3, [%r1], %r2;", "inside": "selp.b32 \t%r5, 1, 0, %p3;"},
+     {"inside": "call.uni (retval0), noinline, (param0);"},  # a function may have barriers and memory of its own
+     {"inside": "@%p9 brx.idx \t%r1, JTI0_0;"},
      {"inside": "bar.sync \t3, 128;"},  # two barriers
+     {"inside": "@%p9 bar.sync \t3, 128;"},
      {"inside": "barrier.cta.arrive \t3, 64;"},  # of all roles
      {"inside": "st.shared.b32 \t[%r1+64], %r4;"},  # to one place for all roles
      {"inside": "{ .reg .pred p; setp.ne.b32 p, %r4, 0; @p st.shared.b32 [%r1], %r2; }"},
      {"inside": "shared_role.leave;"},
-     {"inside": "add.s32 \\t%r2, %r2, 1;", "end": "st.shared.b32 \\t[%r2], %r2;"},  # other roles read what it changes
+     {"inside": "add.s32 \t%r2, %r2, 1;", "end": "st.shared.b32 \t[%r2], %r2;"},  # other roles read what it changes
      {"stand_in": "mov.b32 \t%r2, 7;\n\tbar.sync \t2, 128;", "end": "st.shared.b32 \t[%r1], %r2;"},
      {"stand_in": ""}],
-    ids=["memory", "two values", "loop", "barriers", "other barrier", "one place", "assembly", "two ends", "changed",
-         "another value", "no barrier"],
+    ids=["memory", "two values", "loop", "result of a wait", "call", "table", "barriers", "guarded", "other barrier",
+         "one place", "assembly", "two ends", "changed", "another value", "no barrier"],
 )  # fmt: skip
 def test_roles_that_cannot_be_shared(parts):
     with pytest.raises(NotShared):

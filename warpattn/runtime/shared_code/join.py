@@ -17,6 +17,7 @@ BARRIER = re.compile(r"\bbar\.sync\s+(\d+), 128;")  # of a warpgroup; a number i
 OTHER_BARRIER = re.compile(r"\bbar(?:rier)?\.(?:cta\.)?(?:(?:sync|arrive)[\w.]*\s+|red\S+\s+%\w+,\s*)\d")
 # What writes to shared memory, and where to.
 STORE = re.compile(r"\b(?:(?:st|stmatrix|atom|red)\.[\w.:]*shared|cp\.[\w.:]*shared[\w:]*\.global)[^\[;]*\[([^\]]*)\]")
+UNFOLLOWED = re.compile(r"\b(?:call|brx)\b")  # goes on in lines that are not read here
 OWN_THREAD = re.compile(r"%tid\.x\b")
 THREAD = ["\tmov.u32 \t%shared_thread, %tid.x;", "\tand.b32 \t%shared_thread, %shared_thread, 127;"]
 # Instructions with the same result in every warpgroup if operands are the same: of memory they read parameters only.
@@ -82,10 +83,14 @@ class Role:
         """Raise NotShared unless stand-ins that enter at these lines end as they would without the shared code."""
         if self.leave not in self.inside or not self.inside.isdisjoint(entered):
             raise NotShared("the marks of a role are not in order")
+        if unfollowed := [text for i in self.inside if UNFOLLOWED.search(text := self.kernel.texts[i])]:
+            raise NotShared(f"what the role runs is not all known: {unfollowed}")
         later = {x for i in set[int]().union(*map(self.kernel.after, entered)) for x in self.kernel.reads(i)}
-        changed = later & set[str]().union(*map(self.kernel.may_write, self.inside))
-        if changed:
+        writes = set[str]().union(*map(self.kernel.may_write, self.inside))
+        if changed := later & writes:
             raise NotShared(f"other roles read {sorted(changed)}, which this one writes")
+        if unknown := {x for i in self.inside for x in self.kernel.reads(i)} - writes - self.earlier.keys():
+            raise NotShared(f"it is not known what writes {sorted(unknown)}")
         if others := [text for i in self.inside if OTHER_BARRIER.search(BARRIER.sub("", text := self.kernel.texts[i]))]:
             raise NotShared(f"warpgroups would meet at {others}")
         if common := self._stored_in_common():
@@ -105,7 +110,7 @@ class Role:
 
     def barrier(self) -> str:
         """Return the number of the barrier of the role's warps."""
-        own = {found[1] for i in self.inside if (found := BARRIER.match(self.kernel.texts[i]))}
+        own = {number for i in self.inside for number in BARRIER.findall(self.kernel.texts[i])}
         if len(own) != 1:
             raise NotShared("one barrier of the role's warps is expected")
         return own.pop()

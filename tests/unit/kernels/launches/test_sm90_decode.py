@@ -68,6 +68,14 @@ def test_row_tiles_of_a_head_have_queues_of_their_own(heads, tokens: int, queues
     assert (shape.splits, shape.whole) == (splits, whole)
 
 
+@pytest.mark.parametrize(("heads", "queues"), [(96, 32), (128, 32), (136, 17), (131, 1), (1024, 32)])
+def test_every_queue_has_a_cta_of_its_own(heads: int, queues: int) -> None:
+    """However many row tiles a head has; here one for each head, of 16 rows. Queues have equally many."""
+    attend = launches(small_call("sm90", (512, 512), rows=(16, 600), heads=(heads, 1)))[0]
+    assert attend.args["shape"].tiles == heads and heads % queues == 0
+    assert attend.persistent == queues <= attend.grid[0]
+
+
 def test_columns_of_the_combining_kernel() -> None:
     """A program of latent attention has 128 of 512; others have all, with padding."""
     narrow = small_call("sm90", (40, 40), rows=(1, 600), heads=(8, 2))

@@ -41,6 +41,7 @@ SHORT = 1 << 20  # with so few, many prefetches would delay the preceding kernel
 PREFETCHED = (16 * 1024, 64 * 1024)  # bytes of keys that an SM prefetches to L2: in short ranges, in longer ones
 PREFETCHED_DEEP = 48 * 1024  # the same beside a deep ring, in ranges of more than twice `SHORT`
 EVERY_RANGE = 1 << 30  # units: every range triggers early
+MOST_QUEUES = 32  # every queue needs a CTA, and up to one less than the queues have none
 WIDE_SUMS = 1024  # row tiles of a block (`LengthSums.width`) where there are more than 128
 
 
@@ -218,12 +219,13 @@ def undivided(config: StreamConfig) -> Schedule:
 
 def queues_of(problem: Problem) -> int:
     """Work queues of a problem, so that row tiles of a sequence, which read the same keys, are attended to at the same
-    time: all of its row tiles, or, where sequences differ in tokens, those of a token, if they are whole tiles."""
+    time: all of its row tiles, or, where sequences differ in tokens, those of a token, if they are whole tiles. Of more
+    than `MOST_QUEUES` row tiles it is the largest part that makes equal queues."""
     tiles = row_tiles(problem)
     if problem.ragged_queries and problem.seq_q > 1:
         tiles, rest = divmod(tiles, problem.seq_q)
-        return 1 if rest else max(tiles, 1)
-    return tiles
+        tiles = 1 if rest else tiles
+    return next((n for n in range(min(tiles, MOST_QUEUES), 1, -1) if tiles % n == 0), 1)
 
 
 def schedule_of(problem: Problem, schedule: Schedule) -> Schedule:

@@ -175,8 +175,7 @@ class SM90Config(KeyTileSizes, EightBitSizes):
     @property
     def held_parts(self) -> int:
         """Last parts of Q kept in registers, where shared memory is too slow for wgmma."""
-        qk, v = split_dim(self.dim_qk), split_values(self.dim_v)
-        return int(len(qk) > 1 and 160 < max(sum(qk), sum(v)) < 256)
+        return int(len(self.qk_parts) > 1 and 160 < max(sum(self.qk_parts), sum(self.v_parts)) < 256)
 
     @property
     def v_stages(self) -> int:
