@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.oracle import UNWRITTEN
 from tests.sim.sm90.prefill import error
-from warpattn.kernels.sm90.decode.choice import choose
+from warpattn.kernels.sm90.decode.choice import choose, queues_of
 from warpattn.kernels.sm90.decode.config import with_fields
 from warpattn.kernels.sm90.decode.launch import list_launches
 from warpattn.masks import Mask
@@ -81,7 +81,8 @@ def run(
     out = torch.full((*q.shape[:3], v.shape[-1]), float("nan"), dtype=case.dtype)
     lse = torch.full(ready.lse_shape, float("nan"))
     choice = choose(ready.problem, ARCHS["sm90"], options=PlanOptions(case.invariant, case.kv_ready))
-    programs = max(programs, choice.config.schedule.queues)
+    queues = queues_of(ready.problem, *choice.grid)
+    programs = -(-programs // queues) * queues
     choice = replace(choice, config=with_fields(choice.config, dict(case.config)), grid=(programs,))
     step, *after = list_launches(ready, Operands(q, k, v, out, lse, sinks), sequence, choice)
     step.args["workspace"].o.fill_(float("nan"))

@@ -107,7 +107,7 @@ def run(case: Latent, programs: int = 2, kernel: Any = None, first: Inputs | Non
     step.args["workspace"].denominators.fill_(UNWRITTEN)
     step.args["workspace"].heads.fill_(1 << 20)  # parts of a launch before
     compiled = built(step) if kernel is None else kernel(built(step))
-    programs = max(programs, choice.config.schedule.queues)
+    programs = max(programs, step.persistent)
     report = simulate(compiled, (programs,), step.args, **options)
     for combine in after:
         report.findings += simulate(built(combine), combine.grid, combine.args, **options).findings

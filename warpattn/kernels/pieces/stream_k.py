@@ -27,16 +27,17 @@ class Queue:
     """The work queue of this CTA, one of `count`. CTA c of a launch is number c // count of queue c % count."""
 
     number: gl.tensor
-    count: gl.constexpr
+    count: gl.tensor
+    tiles: gl.tensor  # row tiles of a sequence in the queue
     cta: gl.tensor  # this CTA's number in the queue
     ctas: gl.tensor  # CTAs of the queue
 
 
 @gluon.jit
-def my_queue(count: gl.constexpr):
-    """The `Queue` of this CTA."""
+def my_queue(count, tiles):
+    """The `Queue` of this CTA; `tiles`: row tiles of a sequence in all queues."""
     cta, ctas = gl.program_id(0), gl.num_programs(0)
-    return Queue(cta % count, count, cta // count, ctas // count)
+    return Queue(cta % count, count, tiles // count, cta // count, ctas // count)
 
 
 @gluon.aggregate

@@ -44,9 +44,6 @@ CASES = {
     "two-row-tiles": Decode((200, 3, 90), page=32, heads=8, tokens=16, mask=Causal()),
     "window-two-row-tiles": Decode((300, 3, 90), page=32, heads=8, tokens=16, mask=SlidingWindow(40)),
     "five-row-tiles": Decode((300, 3, 90), page=32, heads=20, tokens=16, mask=Causal()),
-    "queues-of-two-row-tiles": Decode(
-        (300, 3, 90), page=32, heads=16, tokens=16, mask=Causal(), config=(("schedule.queues", 2),)
-    ),
     "head-dim-512-two-row-tiles": Decode((300, 70), dim=512, page=64, heads=8, tokens=4, mask=Causal()),
     "combined-apart": Decode(
         (1000, 0, 129), page=64, heads=6, heads_kv=2, tokens=7, sinks=True, mask=Causal(), config=APART

@@ -76,6 +76,7 @@ CASES = {
     "grouped-by-8": Step((1, 30, 2), (200, 30, 40), heads=16),
     "not-grouped": Step((16, 17, 1), (16, 50, 90), heads=2, max_q=40),
     "whole-tile-of-rows": Step((16, 3, 0, 1), (90, 3, 8, 40), heads=8, max_q=16),
+    "row-tiles-of-a-token": Step((1, 2, 0, 2), (90, 30, 8, 140), heads=128, heads_kv=1, max_q=2),
     "two-row-tiles": Step((16, 1, 0, 9), (90, 30, 8, 40), heads=16, max_q=16),
     "d128": Step((1, 40, 2), (260, 90, 30), dim=128, mask=Full()),
     "odd-dim": Step((1, 20, 2), (60, 50, 30), dim=40, dtype=torch.float16),
@@ -96,7 +97,7 @@ CASES = {
 
 # Every kind of batch, mask, score and combination, and both kernels alone; the rest have other heads and lengths.
 DRAWN = (
-    "mixed", "one-each", "few", "nothing-for-some", "whole-tile-of-rows", "invariant-few",
+    "mixed", "one-each", "few", "nothing-for-some", "whole-tile-of-rows", "invariant-few", "row-tiles-of-a-token",
 )  # fmt: skip
 
 

@@ -68,12 +68,24 @@ def test_row_tiles_of_a_head_have_queues_of_their_own(heads, tokens: int, queues
     assert (shape.splits, shape.whole) == (splits, whole)
 
 
-@pytest.mark.parametrize(("heads", "queues"), [(96, 32), (128, 32), (136, 17), (131, 1), (1024, 32)])
-def test_every_queue_has_a_cta_of_its_own(heads: int, queues: int) -> None:
+@pytest.mark.parametrize(("heads", "queues"), [(26, 2), (96, 32), (128, 128), (136, 8), (131, 1), (1024, 128)])
+def test_nearly_every_cta_has_a_queue(heads: int, queues: int) -> None:
     """However many row tiles a head has; here one for each head, of 16 rows. Queues have equally many."""
     attend = launches(small_call("sm90", (512, 512), rows=(16, 600), heads=(heads, 1)))[0]
     assert attend.args["shape"].tiles == heads and heads % queues == 0
-    assert attend.persistent == queues <= attend.grid[0]
+    assert attend.persistent == queues and attend.grid[0] % queues * 16 <= attend.grid[0]
+
+
+def test_tokens_of_latent_queries_need_no_kernel_of_their_own() -> None:
+    """The number of queues is an argument, so an engine that is warm for two tokens is for any more."""
+    keys = set()
+    for tokens in (2, 3, 5, 8):
+        q, k = torch.empty(3, tokens, 128, 576).bfloat16(), torch.empty(3, 600, 1, 576).bfloat16()
+        x = Operands(q, k, k[..., :512], q[..., :512], None, None)
+        ready = validate(Call(*x[:3], Dense(), backend="simulate:sm90"))
+        choice = choose_latent(ready.problem, ARCHS["sm90"])
+        keys |= {launch.key for launch in mla_launches(ready, x, Dense(), choice) if launch.name == "sm90.mla"}
+    assert len(keys) == 1
 
 
 def test_columns_of_the_combining_kernel() -> None:

@@ -17,6 +17,7 @@ class DecodeShape(NamedTuple):
     heads: Any  # key heads
     group: Any  # query heads per key head
     tiles: Any  # row tiles of a key head
+    queues: Any  # work queues, see `choice.queues_of`
     pages: Any  # pages of the cache
     page_size: Any
     splits: Any  # `EvenCut.splits`: equal parts of a head

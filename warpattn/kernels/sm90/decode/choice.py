@@ -41,7 +41,7 @@ SHORT = 1 << 20  # with so few, many prefetches would delay the preceding kernel
 PREFETCHED = (16 * 1024, 64 * 1024)  # bytes of keys that an SM prefetches to L2: in short ranges, in longer ones
 PREFETCHED_DEEP = 48 * 1024  # the same beside a deep ring, in ranges of more than twice `SHORT`
 EVERY_RANGE = 1 << 30  # units: every range triggers early
-MOST_QUEUES = 32  # every queue needs a CTA, and up to one less than the queues have none
+IDLE = 16  # at most one of so many CTAs may have no work queue
 WIDE_SUMS = 1024  # row tiles of a block (`LengthSums.width`) where there are more than 128
 
 
@@ -96,10 +96,11 @@ def tiles_of(problem: Problem, ctas: int | None = None) -> DecodeConfig:
 
 def finished(problem: Problem, target: Arch, config: DecodeConfig, grid: int) -> Choice:
     """The `Choice` of `config` for `grid` CTAs, with the schedule, combination and overlap that follow from both."""
-    config = replace(config, schedule=schedule_of(problem, config.schedule))
+    config = replace(config, schedule=schedule_of(problem, config.schedule, grid))
     config = arranged(config, problem, grid)
     config = replace(config, overlap=overlap_of(config, problem, grid))
-    lines, reasons = partial(describe, config, problem, grid), explain(config, target, grid) + _own_reasons(config)
+    lines, reasons = partial(describe, config, problem, grid), explain(config, target, grid, queues_of(problem, grid))
+    reasons += _own_reasons(config)
     return Choice("decode", config, (grid,), lines, reasons, partitions=partitions(problem, config, grid))
 
 
@@ -169,9 +170,10 @@ def even_cut(heads: int, ctas: int) -> EvenCut:
     return EvenCut(splits, -(-heads // ctas) if splits == 1 else 1)
 
 
-def queue_cut(problem: Problem, schedule: Schedule, grid: int) -> EvenCut:
+def queue_cut(problem: Problem, grid: int) -> EvenCut:
     """The even partition of a work queue over its CTAs, `grid` in all queues."""
-    return even_cut(head_tiles(problem) // schedule.queues, grid // schedule.queues)
+    queues = queues_of(problem, grid)
+    return even_cut(head_tiles(problem) // queues, grid // queues)
 
 
 def shorter_tiles(config: DecodeConfig) -> DecodeConfig:
@@ -217,23 +219,22 @@ def undivided(config: StreamConfig) -> Schedule:
     return replace(config.schedule, invariant=True, unit=WHOLE_HEAD)
 
 
-def queues_of(problem: Problem) -> int:
-    """Work queues of a problem, so that row tiles of a sequence, which read the same keys, are attended to at the same
-    time: all of its row tiles, or, where sequences differ in tokens, those of a token, if they are whole tiles. Of more
-    than `MOST_QUEUES` row tiles it is the largest part that makes equal queues."""
+def queues_of(problem: Problem, grid: int) -> int:
+    """Work queues of a problem over `grid` CTAs, so that row tiles of a sequence, which read the same keys, are attended
+    to at one time: one for each of its row tiles, or, where sequences differ in tokens, of a token's, if these are
+    whole tiles; fewer, equal ones if more than one of `IDLE` CTAs would have none."""
     tiles = row_tiles(problem)
     if problem.ragged_queries and problem.seq_q > 1:
         tiles, rest = divmod(tiles, problem.seq_q)
         tiles = 1 if rest else tiles
-    return next((n for n in range(min(tiles, MOST_QUEUES), 1, -1) if tiles % n == 0), 1)
+    return next((n for n in range(min(tiles, grid), 1, -1) if tiles % n == 0 and grid % n * IDLE <= grid), 1)
 
 
-def schedule_of(problem: Problem, schedule: Schedule) -> Schedule:
+def schedule_of(problem: Problem, schedule: Schedule, grid: int) -> Schedule:
     """The schedule with the problem's lengths and row tiles."""
     tiles = row_tiles(problem)
-    queues = queues_of(problem)
-    row_tiles_of_queue = problem.batch * tiles // queues
-    schedule = replace(schedule, queues=queues, has_lengths=problem.kind != "dense", one_row_tile=tiles == 1)
+    row_tiles_of_queue = problem.batch * tiles // queues_of(problem, grid)
+    schedule = replace(schedule, has_lengths=problem.kind != "dense", one_row_tile=tiles == 1)
     schedule = replace(schedule, ragged=problem.ragged_queries, one_token=problem.ragged_queries and problem.seq_q == 1)
     if problem.kind == "dense" and tiles == 1 and _same_span(problem.span_reads):
         return replace(schedule, sums=None)
@@ -250,7 +251,7 @@ def arranged(config: DecodeConfig, problem: Problem, grid: int) -> DecodeConfig:
     heads, combine = head_tiles(problem), config.combine
     uniform = config.schedule.sums is None
     if config.swap_ab and uniform:
-        cut = queue_cut(problem, config.schedule, grid)
+        cut = queue_cut(problem, grid)
         combine = replace(combine, short_parts=short_parts(cut.splits, config))
     elif config.rows > SWAP_AB_COLUMNS[-1]:
         combine = replace(combine, short_parts=0)
@@ -331,7 +332,7 @@ def head_tiles(problem: Problem) -> int:
 def partitions(problem: Problem, config: StreamConfig, grid: int) -> int:
     """Maximum number of parts of a head."""
     tiles, schedule = -(-max(problem.seq_k, 1) // config.block_n), config.schedule
-    return -(-tiles // schedule.unit) if schedule.invariant else min(grid // schedule.queues, tiles)
+    return -(-tiles // schedule.unit) if schedule.invariant else min(grid // queues_of(problem, grid), tiles)
 
 
 def describe(config: DecodeConfig, problem: Problem, grid: int) -> tuple[str, ...]:
@@ -342,8 +343,8 @@ def describe(config: DecodeConfig, problem: Problem, grid: int) -> tuple[str, ..
     )
 
 
-def explain(config: StreamConfig, target: Arch, grid: int) -> tuple[str, ...]:
-    """The reasons for the partition of keys over `grid` CTAs."""
+def explain(config: StreamConfig, target: Arch, grid: int, queues: int) -> tuple[str, ...]:
+    """The reasons for the partition of keys over `grid` CTAs of `queues` work queues."""
     schedule = config.schedule
     if schedule.unit == WHOLE_HEAD:
         return ("batch invariant, however sequences are cut into steps: one CTA has all keys of a tile of rows",)
@@ -358,8 +359,8 @@ def explain(config: StreamConfig, target: Arch, grid: int) -> tuple[str, ...]:
     last = "the last CTA to finish a head combines its parts in a fixed order"
     last = "a second kernel combines the parts of a head" if config.combine.separate_kernel else last
     same = "every part has the same keys whatever else is in the batch"
-    beside = f"{schedule.queues} CTAs read the same keys at a time, each for another row tile of the sequence"
-    return (ranges, same if schedule.invariant else even, last, *([beside] if schedule.queues > 1 else []))
+    beside = f"{queues} CTAs read the same keys at a time, each for another row tile of the sequence"
+    return (ranges, same if schedule.invariant else even, last, *([beside] if queues > 1 else []))
 
 
 def _own_reasons(config: DecodeConfig) -> tuple[str, ...]:

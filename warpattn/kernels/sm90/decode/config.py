@@ -52,7 +52,6 @@ class Schedule:
     one_token: bool = False  # every ragged sequence that decode takes has one query token
     ragged: bool = False  # the kernel reads numbers of queries, too, and skips sequences with more than `tokens`
     one_row_tile: bool = False  # a key head has one row tile: only one CTA reads each key, so L2 may evict keys first
-    queues: int = 1  # row tile t of every sequence is in work queue t % queues, see `queues_of`
 
 
 @dataclass(frozen=True)

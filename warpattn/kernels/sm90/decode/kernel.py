@@ -22,7 +22,7 @@ from .attend_swap_ab import attend_swap_ab_role
 from .context import DecodeContext, key_cache, make_decode_rings, make_results, matrix, scales_of
 from .load import load_role
 from .prefetch import prefetch_range
-from .schedule import my_range
+from .schedule import my_range, queue_count
 
 
 @gluon.jit
@@ -56,7 +56,7 @@ def decode_kernel(
         prefetch_range(stored.speculative_view(), shape, mods, config)
     if config.overlap.pdl and not config.overlap.kv_ready_before_dependency:
         gdc_wait()
-    queue = my_queue(config.schedule.queues)
+    queue = my_queue(queue_count(shape, config), shape.tiles)
     stream_k, start = my_range(queue, stored, shape, mods, config)
     end = stream_k.first(queue.cta + 1)
     ctx = DecodeContext(

@@ -24,7 +24,7 @@ from ...nvidia.arguments import strided
 from ...pieces.combine_config import MOST_COLUMNS, CombineTile, allocate_parts, combine_tile
 from ..arguments import LARGEST_EXPONENT
 from .arguments import ColumnScaledRows, DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledQueries, ScaledRows
-from .choice import head_rows, head_tiles, partitions, queue_cut, row_tiles
+from .choice import head_rows, head_tiles, partitions, queue_cut, queues_of, row_tiles
 from .config import DecodeConfig, StreamConfig
 
 COMBINE_ARGUMENTS = ("out", "keys", "workspace", "lse_ptr", "sinks_ptr", "shape", "mask_args")
@@ -48,7 +48,7 @@ def list_launches(
 
     decode = Launch(
         "sm90.decode", "sm90", (config, features.key), source, options(config), choice.grid, args,
-        persistent=config.schedule.queues, pdl=config.overlap.pdl,
+        persistent=args["shape"].queues, pdl=config.overlap.pdl,
     )  # fmt: skip
     if not config.combine.separate_kernel:
         return (decode,)
@@ -61,7 +61,7 @@ def combine_launch(checked: CheckedCall, config: StreamConfig, args: Mapping[str
     shared = {name: args[name] for name in COMBINE_ARGUMENTS}
     # The tile decides the order of sums. It follows from a mean number of parts, which batch invariance rules out.
     invariant = CombineTile(min(config.padded_v, MOST_COLUMNS))
-    cut = queue_cut(checked.problem, config.schedule, ctas)
+    cut = queue_cut(checked.problem, ctas)
     tile = invariant if config.schedule.invariant else combine_tile(config.padded_v, cut.splits)
 
     def source():
@@ -109,10 +109,11 @@ def arguments(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Cho
         table = cache.block_table
         table = table if table.stride(-1) == 1 else table.contiguous()
         keys, pages = KeyIndex(cache.lengths.contiguous(), table, table.stride(0), cu_q), len(x.k)
-    cut = queue_cut(p, choice.config.schedule, choice.grid[0])
+    grid = choice.grid[0]
+    cut = queue_cut(p, grid)
     shape = DecodeShape(
         batch=p.batch, tokens=p.seq_q, total=len(x.q), capacity=p.seq_k,
-        heads=p.heads_kv, group=p.heads_q // p.heads_kv, tiles=row_tiles(p),
+        heads=p.heads_kv, group=p.heads_q // p.heads_kv, tiles=row_tiles(p), queues=queues_of(p, grid),
         pages=pages, page_size=max(p.page_size, 1), splits=cut.splits, whole=cut.whole,
     )  # fmt: skip
     key_rows: Callable[..., Any] = strided if choice.config.gathers else MappedRows

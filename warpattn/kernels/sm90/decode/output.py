@@ -17,6 +17,7 @@ from ...pieces.softmax import Denominator, rescale, softmax_finish
 from ...pieces.stream_k import Part, Queue
 from ..layouts import accumulator_layout, element_type
 from .context import Rows, in_tile, rows_of
+from .schedule import queue_count
 
 
 @gluon.jit
@@ -71,8 +72,9 @@ def published_part(ctx, row_tile, head):
     """The first `Part` of a head, from what `publish_parts` has stored."""
     cell = ctx.results.heads + 2 * head_index(ctx, row_tile, head)
     place = gl.load(cell + 1)
-    count: gl.constexpr = ctx.config.schedule.queues
-    queue = Queue(row_tile.row // ctx.config.rows % count, count, place, place)
+    count = queue_count(ctx.work, ctx.config)
+    tile = row_tile.row // ctx.config.rows
+    queue = Queue(tile % count, count, place, place, place)
     return Part(head, gl.to_tensor(0), row_tile.units, place, gl.load(cell), place, queue)
 
 

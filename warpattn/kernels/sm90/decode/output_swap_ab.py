@@ -149,7 +149,7 @@ def combine_near(ctx, part, first: gl.constexpr):
     split = gl.arange(0, block[0], gl.SliceLayout(1, part_layout))
     row = first + gl.arange(0, block[1], gl.SliceLayout(0, part_layout))[None, :]
     col = gl.arange(0, config.padded_v, gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
-    count: gl.constexpr = part.queue.count
+    count = part.queue.count
     slots = (2 * part.first_cta * count + part.queue.number).to(gl.int64) * config.kept_rows
     offset = ((2 * split + (split == 0).to(gl.int32)) * count * config.kept_rows)[:, None]
     there = (split < part.splits)[:, None]

@@ -15,7 +15,7 @@ from ...pieces.modifiers import Modifiers
 from ...pieces.stream_k import Queue, StreamK, my_queue
 from .context import KeyCache
 from .load import find_box, in_cache
-from .schedule import item_at, my_range
+from .schedule import item_at, my_range, queue_count
 
 SWIZZLED = gl.constexpr(128)  # bytes of a row of a tensor map's box
 # Layout of box numbers over a warpgroup's threads: neighbours are in different warps, which issue in parallel.
@@ -55,7 +55,7 @@ class RangeContext:
 @gluon.jit
 def prefetch_range(keys, work, mods, config: gl.constexpr):
     """Prefetches K of `work.prefetched` tiles (at most 128 boxes) of the first head of the range."""
-    queue = my_queue(config.schedule.queues)
+    queue = my_queue(queue_count(work, config), work.tiles)
     stream_k, start = my_range(queue, keys, work, mods, config)
     ctx = RangeContext(keys, work, mods, queue, stream_k, config)
     if start.unit < stream_k.first(queue.cta + 1):

@@ -98,9 +98,18 @@ def length_of(keys, work, b, inside, config: gl.constexpr):
 
 
 @gluon.jit
-def row_tiles_of(work, config: gl.constexpr):
+def queue_count(work, config: gl.constexpr):
+    """Number of work queues."""
+    if config.schedule.one_row_tile:
+        return gl.to_tensor(1)
+    else:
+        return work.queues
+
+
+@gluon.jit
+def row_tiles_of(queue, work):
     """Number of row tiles of a queue."""
-    return work.batch * (work.tiles // config.schedule.queues)
+    return work.batch * queue.tiles
 
 
 @gluon.jit
@@ -113,10 +122,9 @@ def row_tile_at(number, queue, keys, work, mods, config: gl.constexpr):
         tile = number // work.batch
         b = number - tile * work.batch
     else:
-        tiles = work.tiles // config.schedule.queues
-        b = number // tiles
-        tile = number - b * tiles
-    tile = tile * config.schedule.queues + queue.number
+        b = number // queue.tiles
+        tile = number - b * queue.tiles
+    tile = tile * queue.count + queue.number
     return row_tile_of(number, b, tile, keys, work, mods, config)
 
 
@@ -142,7 +150,7 @@ def row_tile_from(number, queue, keys, work, mods, config: gl.constexpr):
     """The `RowTile` with this `number`, or, if ragged, the first from there on that has units."""
     row_tile = row_tile_at(number, queue, keys, work, mods, config)
     if config.schedule.ragged:
-        while (row_tile.units == 0) & (row_tile.number < row_tiles_of(work, config) - 1):
+        while (row_tile.units == 0) & (row_tile.number < row_tiles_of(queue, work) - 1):
             row_tile = row_tile_at(row_tile.number + 1, queue, keys, work, mods, config)
     return row_tile
 
@@ -185,7 +193,7 @@ def my_range(queue, keys, work, mods, config: gl.constexpr):
     """(partition, start of this CTA's range); every CTA of a queue computes the same partition."""
     stream_k, cursor = first_unit(queue, keys, work, mods, config)
     if config.schedule.head_overhead > 0:
-        number = gl.minimum(cursor.row_tile, row_tiles_of(work, config) - 1)
+        number = gl.minimum(cursor.row_tile, row_tiles_of(queue, work) - 1)
         units = row_tile_at(number, queue, keys, work, mods, config).units
         cursor = cursor.skip_overhead(units, units + stream_k.head_overhead, work.heads)
     return stream_k, cursor
@@ -203,7 +211,7 @@ def first_unit(queue, keys, work, mods, config: gl.constexpr):
         return stream_k, Cursor(unit, row_tile, row_tile * row_tile_units)
     elif sums.once:
         units = block_units(0, queue, keys, work, mods, config)
-        stream_k = partition_block(units, queue.ctas, work, config)
+        stream_k = partition_block(units, queue, work, config)
         unit = stream_k.first(queue.cta)
         row_tile, start = find_row_tile(unit, gl.cumsum(padded_block(units, stream_k.head_overhead, work), 0))
         return stream_k, Cursor(unit, row_tile, start)
@@ -213,7 +221,7 @@ def first_unit(queue, keys, work, mods, config: gl.constexpr):
         row_tile = gl.to_tensor(0)
         start = gl.to_tensor(0)
         seen = gl.to_tensor(0)
-        for begin in range(0, row_tiles_of(work, config), sums.width):
+        for begin in range(0, row_tiles_of(queue, work), sums.width):
             padded = padded_block(block_units(begin, queue, keys, work, mods, config), stream_k.head_overhead, work)
             passed, reached = find_row_tile(unit, gl.cumsum(padded, 0) + seen)
             row_tile += passed
@@ -225,7 +233,7 @@ def first_unit(queue, keys, work, mods, config: gl.constexpr):
 @gluon.jit
 def partition_uniform(queue, keys, work, mods, config: gl.constexpr):
     """(units of every head, partition over the CTAs of a queue)."""
-    heads = row_tiles_of(work, config) * work.heads
+    heads = row_tiles_of(queue, work) * work.heads
     units = row_tile_at(gl.to_tensor(0), queue, keys, work, mods, config).units
     plain = partition(units * heads, queue.ctas, gl.to_tensor(0))
     invariant: gl.constexpr = config.schedule.invariant
@@ -233,9 +241,9 @@ def partition_uniform(queue, keys, work, mods, config: gl.constexpr):
 
 
 @gluon.jit
-def partition_block(units, ctas, work, config: gl.constexpr):
-    """The partition over `ctas` CTAs, where one block holds the `units` of all row tiles."""
-    row_tiles = row_tiles_of(work, config)
+def partition_block(units, queue, work, config: gl.constexpr):
+    """The partition over the CTAs of a queue, where one block holds the `units` of all row tiles."""
+    row_tiles = row_tiles_of(queue, work)
     overhead = gl.to_tensor(config.schedule.head_overhead)
     total = gl.sum(units, 0)
     most = gl.max(units, 0)
@@ -243,12 +251,12 @@ def partition_block(units, ctas, work, config: gl.constexpr):
     if config.schedule.ragged:  # only row tiles with units count
         with_units = gl.sum((units > 0).to(gl.int32), 0)
         if with_units < row_tiles:
-            splits, whole = even_cut(with_units * work.heads, ctas)
+            splits, whole = even_cut(with_units * work.heads, queue.ctas)
         row_tiles = with_units
     cut = EvenCut(splits, whole)
-    plain = partition((total + row_tiles * overhead) * work.heads, ctas, overhead)
+    plain = partition((total + row_tiles * overhead) * work.heads, queue.ctas, overhead)
     invariant: gl.constexpr = config.schedule.invariant
-    even = partition_heads(plain, row_tiles * work.heads, most, ctas, cut, config.max_growth, invariant)
+    even = partition_heads(plain, row_tiles * work.heads, most, queue.ctas, cut, config.max_growth, invariant)
     return plain.unless(total == most * row_tiles, even)
 
 
@@ -274,7 +282,7 @@ def partition_blocks(queue, keys, work, mods, config: gl.constexpr):
     where ranges end."""
     overhead = gl.to_tensor(config.schedule.head_overhead)
     total = gl.to_tensor(0)
-    for begin in range(0, row_tiles_of(work, config), config.schedule.sums.width):
+    for begin in range(0, row_tiles_of(queue, work), config.schedule.sums.width):
         total += gl.sum(padded_block(block_units(begin, queue, keys, work, mods, config), overhead, work), 0)
     return partition(total, queue.ctas, overhead)
 
@@ -286,7 +294,7 @@ def block_units(begin, queue, keys, work, mods, config: gl.constexpr):
     sums: gl.constexpr = config.schedule.sums
     number = begin + gl.arange(0, sums.width, gl.BlockedLayout([sums.lane], [32], [config.attending_warps], [0]))
     units = row_tile_at(number, queue, keys, work, mods, config).units
-    return gl.where(number < row_tiles_of(work, config), units, 0)
+    return gl.where(number < row_tiles_of(queue, work), units, 0)
 
 
 @gluon.jit

@@ -44,6 +44,7 @@ from ..decode.choice import (
     head_tiles,
     invariant,
     partitions,
+    queues_of,
     schedule_of,
     undivided,
 )
@@ -273,6 +274,7 @@ def choose(
     config = replace(config, own_rope=problem.q_rope > 0)
     if options.batch_invariant:
         config = replace(config, schedule=undivided(config) if in_any_step else invariant(config))
-    config = replace(config, schedule=schedule_of(problem, config.schedule))
-    lines, reasons = partial(describe, config, problem, grid), (*explain(config, target, grid), config.why)
+    config = replace(config, schedule=schedule_of(problem, config.schedule, grid))
+    lines, queues = partial(describe, config, problem, grid), queues_of(problem, grid)
+    reasons = (*explain(config, target, grid, queues), config.why)
     return Choice("mla", config, (grid,), lines, reasons, partitions=partitions(problem, config, grid))

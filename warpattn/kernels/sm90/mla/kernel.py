@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from ...pieces.modifiers import modifiers
 from ...pieces.stream_k import my_queue
 from ..decode.context import DecodeContext, key_cache, make_results
-from ..decode.schedule import my_range
+from ..decode.schedule import my_range, queue_count
 from .attend import scores_role, values_role
 from .attend_swap_ab import attend_swap_ab_role
 from .context import latent_queries, make_mla_rings, make_swap_ab_rings
@@ -52,7 +52,7 @@ def mla_kernel(
     results = make_results(out, lse_ptr, sinks_ptr, workspace, config)
     rings = make_rings(config)
     fence_async_shared()
-    queue = my_queue(config.schedule.queues)
+    queue = my_queue(queue_count(shape, config), shape.tiles)
     stream_k, start = my_range(queue, stored, shape, mods, config)
     end = stream_k.first(queue.cta + 1)
     queries = latent_queries(q, config)

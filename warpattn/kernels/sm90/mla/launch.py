@@ -44,7 +44,7 @@ def list_launches(
         return mla_source(args, config, features)
 
     key = (config, features.key)
-    least = config.schedule.queues
+    least = args["shape"].queues
     attend = Launch("sm90.mla", "sm90", key, source, options(config), choice.grid, args, persistent=least)
     if not config.combine.separate_kernel or partitions(problem, config, choice.grid[0]) == 1:
         return (attend,)
