@@ -23,6 +23,7 @@ from warpattn.cli.progress import working
 from warpattn.cli.request import given
 from warpattn.cli.training.demo import Run, train_both
 from warpattn.errors import AttentionError
+from warpattn.problem.launch import many
 
 SENTENCES = (
     "The cat sleeps on the warm windowsill.",
@@ -83,7 +84,7 @@ def demo(
     with working("embedding with stock attention and with warpattn"):
         stock, ours = embed_both(folder, sentences, place, kind)
     console = Console()
-    console.print(f"all-MiniLM-L6-v2, {len(sentences)} sentences, {kind} on {_name(place)}\n", highlight=False)
+    console.print(f"all-MiniLM-L6-v2, {many(len(sentences), 'sentence')}, {kind} on {_name(place)}\n", highlight=False)
     console.print(similarities(sentences, ours.vectors))
     difference = float((stock.vectors - ours.vectors).abs().max())
     limit = TOLERANCE[kind]

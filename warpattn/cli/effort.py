@@ -9,6 +9,7 @@ from warpattn.cli import tensors
 from warpattn.cli.spelling import Shape
 from warpattn.language.evaluate import evaluate_all
 from warpattn.problem import CheckedCall
+from warpattn.problem.launch import many
 
 # Measured on two shared cores, 2026-11-29, as orders of magnitude: 0.3 to 2.2e8 multiply-adds a second, and bytes for
 # each element of q, k, v and out.
@@ -25,7 +26,7 @@ def announce(shape: Shape, checked: CheckedCall, backward: bool, runs: int) -> N
     tensors.require_memory(shape, HELD_BACKWARD if backward else HELD, "simulating it takes about", f"; {FEWER}")
     products = runs * multiply_adds(shape, float(keys_of_rows(checked).sum()), backward)
     if products > RATE * LONG_S:
-        what = f"{runs} run{'s' * (runs > 1)} of {products / runs:.0e} multiply-adds"
+        what = f"{many(runs, 'run')} of {products / runs:.0e} multiply-adds"
         typer.echo(f"this takes about {duration(products / RATE)}, {what}; {FEWER}", err=True)
 
 

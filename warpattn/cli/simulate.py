@@ -18,6 +18,7 @@ from warpattn.cli.request import Request, are, given
 from warpattn.cli.training import kernels
 from warpattn.errors import AttentionError
 from warpattn.problem import Call, validate
+from warpattn.problem.launch import many
 from warpattn.problem.operands import Operands
 from warpattn.quantized import EIGHT_BIT, dequantized, quantize, split
 from warpattn.reference import reference
@@ -78,7 +79,7 @@ def simulate_command(
     head = f"q {_size(q)}  k {_size(k)}  {over}  mask {mask_text}  score {score or 'none'}  {what}on {call.backend}"
     console.print(head)
     found, results = (_backward if backward else _forward)(call, Sweep(orders, timeline is not None))
-    console.print(f"{found.steps} steps in {found.seconds:.2f} s, {_spelled(*names_and_seeds)}")
+    console.print(f"{many(found.steps, 'step')} in {found.seconds:.2f} s, {_spelled(*names_and_seeds)}")
     if found.findings:
         console.print(findings_table(found.findings), soft_wrap=False)
     else:

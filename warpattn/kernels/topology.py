@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from warpattn.problem.launch import many
+
 BARRIER_BYTES = 8
 
 
@@ -131,7 +133,7 @@ class Topology:
 
     def picture(self) -> str:
         """Roles and edges as text, one line each."""
-        roles = [f"{role.name:<12}{role.warps} warps, {role.registers} registers a thread" for role in self.roles]
+        roles = [f"{x.name:<12}{many(x.warps, 'warp')}, {x.registers} registers a thread" for x in self.roles]
         edges = [
             f"{edge.producer} ──▶ {edge.name} {edge.stages} × {edge.slot_bytes:,} B ──▶ {', '.join(edge.consumers)}"
             for edge in self.edges

@@ -12,6 +12,7 @@ from warpattn.cli import spelling
 from warpattn.cli.progress import working
 from warpattn.cli.request import are, given
 from warpattn.errors import AttentionError
+from warpattn.problem.launch import many
 from warpattn.runtime.tuned import rows
 from warpattn.serving.call_shape import STEP, CallShape, shapes_of
 from warpattn.serving.layers import LargestStep, Layer, layers_of, read_config
@@ -98,7 +99,7 @@ def _list(console: Console) -> None:
     found = rows.read(file)
     for row in found.values():
         console.print(f"{row.call}: {row.words}")
-    console.print(f"{len(found)} tuned choices in {file}" if found else "no tuned choices")
+    console.print(f"{many(len(found), 'tuned choice')} in {file}" if found else "no tuned choices")
 
 
 def _forget(console: Console) -> None:
@@ -108,4 +109,4 @@ def _forget(console: Console) -> None:
         count = rows.forget(file)
     except OSError as error:
         raise AttentionError(f"tuned choices in {file} cannot be removed: {error.strerror}") from error
-    console.print(f"removed {count} tuned choices" if count else "no tuned choices")
+    console.print(f"removed {many(count, 'tuned choice')}" if count else "no tuned choices")

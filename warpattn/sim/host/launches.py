@@ -18,7 +18,7 @@ from unittest import mock
 from weakref import WeakKeyDictionary
 
 from ..compile import Compiled, check_arch, to_ttgir
-from ..memory.findings import Finding
+from ..memory.findings import Finding, many
 from ..page import save
 from ..report import Report
 from ..simulate import simulate
@@ -50,7 +50,7 @@ class Launched:
 
     def __str__(self) -> str:
         grid = ", ".join(map(str, self.grid))
-        head = f"{self.kernel}[{grid}]: {len(self.findings)} findings in {len(self.reports)} runs"
+        head = f"{self.kernel}[{grid}]: {many(len(self.findings), 'finding')} in {many(len(self.reports), 'run')}"
         return "\n".join((head, *(f"  {finding}" for finding in self.findings)))
 
 

@@ -203,7 +203,7 @@ def test_scripts(tmp_path: Path, kernel: str, status: int) -> None:
     line = ("simulate", str(script), "100", "--flag", "--seeds", "2", "--timeline", str(timeline))
     found = CliRunner().invoke(app, line)
     assert found.exit_code == status and "done 100 --flag" in found.output, found.output
-    assert f"{1 if status else 0} findings in 5 runs" in found.output
+    assert f"{'1 finding' if status else '0 findings'} in 5 runs" in found.output
     assert json.loads(timeline.read_text()) and sys.argv[0] != str(script)
 
 
