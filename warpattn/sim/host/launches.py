@@ -25,7 +25,7 @@ from ..simulate import simulate
 from ..sweep import orders_of
 from .cuda_names import cuda_on_cpu
 from .driver import SimulatedDriver, untimed
-from .values import simulated_arguments
+from .values import check_addresses, simulated_arguments
 
 _compiled: WeakKeyDictionary[Any, dict[Any, Compiled]] = WeakKeyDictionary()
 
@@ -142,7 +142,11 @@ def _launch(runs: Runs, kernel: Any, grid: Any, args: Sequence[Any], options: Ma
         hook(*args, **kwargs)
     device = cast(SimulatedDriver, driver.active).get_current_device()
     _, key_cache, target, backend, binder = kernel.device_caches[device]
-    bound, specialization, chosen = binder(*args, **kwargs)
+    try:
+        bound, specialization, chosen = binder(*args, **kwargs)
+    except RuntimeError:  # torch's, for tensors without an address
+        check_addresses({**dict(zip(kernel.arg_names, args, strict=False)), **options})
+        raise
     key = (runs.arch, compute_cache_key(key_cache, specialization, chosen))
     parsed, signature, constexprs, attributes = kernel._pack_args(backend, kwargs, bound, specialization, chosen)
     known = _compiled.setdefault(kernel, {})
