@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -72,6 +73,7 @@ def compiled(calls: Sequence[tuple[Any, ...]], workers: int = 16) -> Iterator[Fu
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
     """Let processes that begin here take no Ctrl-C, which a terminal sends to them, too: their parent ends them."""
+    resource_tracker.ensure_running()  # which would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

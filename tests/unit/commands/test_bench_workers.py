@@ -17,7 +17,7 @@ def test_jobs_of_processes_that_fail_have_no_entry(capfd):
     assert "ValueError: invalid literal" in capfd.readouterr().err
 
 
-WORK = "print('begun', flush=True); __import__('time').sleep(60)"
+WORK = "__import__('os').write(1, b'begun\\n'); __import__('time').sleep(60)"
 PROGRAM = """
 import sys
 from functools import partial

@@ -76,7 +76,8 @@ def _section(problem: Problem, target: Arch, m_tiles: int, packed: int) -> tuple
     kv_heads = problem.batch * problem.heads_kv
     if not is_masked(problem):
         side_by_side = -(-target.processors // max(1, m_tiles * group // packed))
-        why = f"tiles are equally long: {many(side_by_side, 'key head')} at a time for {target.processors} SMs"
+        fill = "head at a time fills" if side_by_side == 1 else "heads at a time fill"
+        why = f"tiles are equally long: {side_by_side} key {fill} {target.processors} SMs"
         return min(kv_heads, side_by_side) * group, why
     element = ELEMENT_OF[problem.kv_dtype or problem.dtype]
     kv_bytes = element.bytes * max(problem.seq_k, 1) * (problem.dim_qk + problem.dim_v)
@@ -84,13 +85,12 @@ def _section(problem: Problem, target: Arch, m_tiles: int, packed: int) -> tuple
     side_by_side = -(-kv_heads // sections)
     if problem.seq_k <= SHORT_KEYS:
         side_by_side = min(side_by_side, -(-target.processors // group))
-        heads = many(side_by_side, "key head")
+        heads = f"{side_by_side} key head{'s' * (side_by_side > 1)}"
         why = f"few keys: sections of {heads}, so that short tiles run while others load long ones"
         return side_by_side * group, why
-    why = (
-        f"tiles differ in length: {many(sections, 'even section')} of {many(side_by_side, 'key head')}, K and V "
-        f"within {target.l2_keep >> 20} MiB of L2, each section longest tile first"
-    )
+    even = f"{sections} even section{'s' * (sections > 1)} of {side_by_side} key head{'s' * (side_by_side > 1)}"
+    keep = f"K and V within {target.l2_keep >> 20} MiB of L2"
+    why = f"tiles differ in length: {even}, {keep}, each section longest tile first"
     return side_by_side * group, why
 
 
