@@ -19,11 +19,12 @@ def test_jobs_of_processes_that_fail_have_no_entry(capfd):
 
 WORK = "__import__('os').write(1, b'begun\\n'); __import__('time').sleep(60)"
 PROGRAM = """
-import sys
+import signal, sys
 from functools import partial
 from bench.measure import arguments, workers
 
 def main():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
     return list({call})
 
 if __name__ == "__main__":
