@@ -40,7 +40,17 @@ def run(jobs: Sequence[Job], workers: int, patience: float = math.inf) -> Iterat
             context.Process(target=_serve, args=([jobs[number] for number in share], theirs), daemon=True).start()
         theirs.close()  # so that a process's death ends its pipe
         pipes.append(ours)
-    end = time.monotonic() + patience
+    try:
+        yield from _entries(shares, pipes, time.monotonic() + patience)
+    except BaseException:
+        _terminate()  # before their pipes break
+        raise
+
+
+def _entries(
+    shares: Sequence[range], pipes: Sequence[Connection], end: float
+) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Numbers and entries of the jobs, of which each process has a share. end: when no further case is prepared."""
     for pipe in pipes:
         if not pipe.poll(None if math.isinf(end) else max(0.0, end - time.monotonic())):
             pipe.send(STOP)
@@ -63,11 +73,15 @@ def compiled(calls: Sequence[tuple[Any, ...]], workers: int = 16) -> Iterator[Fu
             future.exception()  # waits
             yield future
     except BaseException:
-        for process in multiprocessing.active_children():
-            process.terminate()
+        _terminate()
         pool.shutdown(wait=False, cancel_futures=True)
         raise
     pool.shutdown()
+
+
+def _terminate() -> None:
+    for process in multiprocessing.active_children():
+        process.terminate()
 
 
 @contextmanager
