@@ -2,6 +2,7 @@
 
 import sys
 
+from bench.measure.arguments import status
 from bench.run import main
 
-sys.exit(main())
+sys.exit(status(main))

@@ -11,10 +11,8 @@ import argparse
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,8 @@ import torch
 
 from bench.cases import Case, find
 from bench.measure import inputs, record, timing
-from bench.measure.arguments import positive, require_card
+from bench.measure.arguments import positive, require_card, status
+from bench.measure.workers import compiled
 from bench.peers.adapter import first_line
 from warpattn.kernels.sm90.candidates import candidates, described
 from warpattn.kernels.sm90.prefill.choice import choose
@@ -105,10 +104,9 @@ def compile_all(cases: Sequence[Case], workers: int) -> None:
         for name, choice in choices(case).items():
             jobs.setdefault((choice.config, checked(case, empty(case)).problem.mask), (case, name))
     print(f"{len(jobs)} kernels of {len(cases)} shapes", flush=True)
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for done in [pool.submit(compile_one, *job) for job in jobs.values()]:
-            if error := done.exception():
-                print(first_line(error), flush=True)
+    for done in compiled([(compile_one, *job) for job in jobs.values()], workers):
+        if error := done.exception():
+            print(first_line(error), flush=True)
 
 
 def measured(case: Case, rounds: int) -> dict[str, Any]:
@@ -169,4 +167,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status(main))

@@ -20,6 +20,7 @@ import torch
 from bench import correct, first_call, host
 from bench.cases import Case, groups
 from bench.measure import inputs, record, table, timing, workers
+from bench.measure.arguments import status
 from bench.measure.progress import bar
 from bench.peers import OWN, PEERS, Peer, Unsupported, first_line
 
@@ -236,4 +237,4 @@ def _everything(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status(main))

@@ -24,7 +24,7 @@ from bench.backward.compiling import compile_all
 from bench.backward.peers import PEERS, Gradient
 from bench.backward.verdicts import verdicts
 from bench.measure import record, timing
-from bench.measure.arguments import positive, require_card
+from bench.measure.arguments import positive, require_card, status
 from bench.peers.adapter import first_line
 
 ERROR = 2e-2  # of the largest gradient, in bf16
@@ -171,4 +171,4 @@ def _keep(found: record.Record, path: Path | None) -> None:
 __all__ = ["main"]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status(main))

@@ -6,14 +6,13 @@ Not in `__main__`: a process that is spawned for a package's `__main__` does not
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from multiprocessing import get_context
 
 import torch
 
 from bench.backward.cases import Case, make
 from bench.backward.peers import PEERS
+from bench.measure.workers import compiled
 
 
 def compile_all(listed: Sequence[Case], peers: Sequence[str]) -> None:
@@ -23,10 +22,8 @@ def compile_all(listed: Sequence[Case], peers: Sequence[str]) -> None:
          case.softcap, case.alibi, case.both, case.heads_kv): case
         for case in listed
     }  # fmt: skip
-    jobs = [(name, case) for name in peers if name != "cudnn" for case in kinds.values()]
-    with ProcessPoolExecutor(min(16, len(jobs)), mp_context=get_context("spawn")) as pool:
-        for job in [pool.submit(compile_one, name, case) for name, case in jobs]:
-            job.result()
+    for job in compiled([(compile_one, name, case) for name in peers if name != "cudnn" for case in kinds.values()]):
+        job.result()
 
 
 def compile_one(name: str, case: Case) -> None:

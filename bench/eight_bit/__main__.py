@@ -164,4 +164,4 @@ def _named(part: str, case: Case) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(arguments.status(main))

@@ -136,4 +136,4 @@ def _fields(text: str) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(arguments.status(main))

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from bench.frameworks.timing import Group, line_of, measured
-from bench.measure.arguments import positive
+from bench.measure.arguments import positive, status
 from bench.measure.record import Record, save, start
 from bench.peers.adapter import first_line
 
@@ -118,4 +118,4 @@ def run(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status(main))

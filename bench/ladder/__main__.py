@@ -25,7 +25,7 @@ from bench.cases import Case, find
 from bench.ladder.counters import call_once, counters
 from bench.ladder.rungs import RUNGS
 from bench.measure import inputs, record, timing
-from bench.measure.arguments import positive
+from bench.measure.arguments import positive, status
 from bench.measure.record import save
 
 CASES = ("d128-4x4k-full", "d128-4x4k-causal", "d128-1x16k-full", "d128-1x16k-causal")
@@ -122,4 +122,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status(main))

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 from bench.peers.adapter import no_gpu
+
+INTERRUPTED = 130  # 128 + SIGINT, as of a shell
+
+
+def status(main: Callable[[], int | None]) -> int:
+    """The exit status of a benchmark's program: what `main` returns, or 130, without a word, after Ctrl-C."""
+    try:
+        return main() or 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def positive(text: str) -> int:

@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -32,10 +36,21 @@ def run(jobs: Sequence[Job], workers: int, patience: float = math.inf) -> Iterat
     pipes = []
     for share in shares:
         ours, theirs = context.Pipe()
-        context.Process(target=_serve, args=([jobs[number] for number in share], theirs), daemon=True).start()
+        with _without_interrupts():
+            context.Process(target=_serve, args=([jobs[number] for number in share], theirs), daemon=True).start()
         theirs.close()  # so that a process's death ends its pipe
         pipes.append(ours)
-    end = time.monotonic() + patience
+    try:
+        yield from _entries(shares, pipes, time.monotonic() + patience)
+    except BaseException:
+        _terminate()  # before their pipes break
+        raise
+
+
+def _entries(
+    shares: Sequence[range], pipes: Sequence[Connection], end: float
+) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Numbers and entries of the jobs, of which each process has a share. end: when no further case is prepared."""
     for pipe in pipes:
         if not pipe.poll(None if math.isinf(end) else max(0.0, end - time.monotonic())):
             pipe.send(STOP)
@@ -45,6 +60,39 @@ def run(jobs: Sequence[Job], workers: int, patience: float = math.inf) -> Iterat
             pipe.send(GO)
         for number in share:
             yield number, None if prepared is None else _receive(pipe)
+
+
+def compiled(calls: Sequence[tuple[Any, ...]], workers: int = 16) -> Iterator[Future[Any]]:
+    """The results of calls (function, *arguments), in order, made by up to so many processes side by side. When Ctrl-C
+    interrupts the caller, the processes end without a word."""
+    pool = ProcessPoolExecutor(max(1, min(workers, len(calls))), mp_context=multiprocessing.get_context("spawn"))
+    try:
+        with _without_interrupts():
+            futures = [pool.submit(*call) for call in calls]
+        for future in futures:
+            future.exception()  # waits
+            yield future
+    except BaseException:
+        _terminate()
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _terminate() -> None:
+    for process in multiprocessing.active_children():
+        process.terminate()
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Let processes that begin here take no Ctrl-C, which a terminal sends to them, too: their parent ends them."""
+    resource_tracker.ensure_running()  # which would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _serve(jobs: Sequence[Job], pipe: Connection) -> None:

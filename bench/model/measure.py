@@ -11,9 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,8 @@ import torch
 import warpattn as wa
 from bench import ncu
 from bench.measure import record, timing
+from bench.measure.arguments import status
+from bench.measure.workers import compiled
 from bench.model import problems
 from bench.model.problems import Problem
 from bench.model.small import checked, mask_of
@@ -124,8 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_child(args.child)
         return 0
     chosen = [p for name in args.set for p in getattr(problems, name.upper()) if args.only in p.name]
-    with ProcessPoolExecutor(min(16, len(chosen)), mp_context=get_context("spawn")) as pool:
-        list(pool.map(compile_one, chosen))
+    for job in compiled([(compile_one, problem) for problem in chosen]):
+        job.result()
     print("compiled", flush=True)
     names = [problem.name for problem in chosen]
     found = record.start("bench.model.measure", argv, {"rounds": args.rounds})
@@ -141,4 +141,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status(main))

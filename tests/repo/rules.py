@@ -165,7 +165,7 @@ def _parameters_allowed(path: str, function: Function) -> int:
     if path in API and public and (API[path] is None or function.name in API[path]):
         return API_PARAMETERS
     if path.startswith("warpattn/cli/") and function.name.endswith("_command"):
-        return COMMAND_PARAMETERS
+        return COMMAND_PARAMETERS + ("ctx" in parameters(function))  # typer's context is no option
     # An entry kernel is what the host launches: its descriptors and sizes cannot arrive packed into one value.
     entry = is_device(function) and path.startswith("warpattn/kernels/") and function.name.endswith("_kernel")
     return KERNEL_PARAMETERS if entry else PARAMETERS

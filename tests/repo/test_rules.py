@@ -68,6 +68,12 @@ def test_config_fields(name, fields, found):
     assert _found(rules.config_fields, "a.py", text).count("13 fields; at most 12") == found
 
 
+def test_the_context_of_a_command_is_no_option_of_it():
+    text = _function(3, "", 13, "run_command")
+    assert not _found(rules.functions, "warpattn/cli/run.py", text.replace("p0", "ctx, p0"))
+    assert "14 parameters; at most 13" in _found(rules.functions, "warpattn/cli/run.py", text.replace("p0", "a, p0"))
+
+
 def test_self_is_not_a_parameter_but_star_arguments_are():
     tree = rules.ast.parse("class A:\n    def f(self, a, /, b, *c, d, **e): ...")
     assert rules.parameters(tree.body[0].body[0]) == ["a", "b", "d", "c", "e"]

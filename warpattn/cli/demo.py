@@ -20,8 +20,10 @@ from torch import Tensor
 
 from warpattn.cli import layer, spelling
 from warpattn.cli.progress import working
+from warpattn.cli.request import given
 from warpattn.cli.training.demo import Run, train_both
 from warpattn.errors import AttentionError
+from warpattn.problem.launch import many
 
 SENTENCES = (
     "The cat sleeps on the warm windowsill.",
@@ -50,6 +52,7 @@ class Embedded:
 
 
 def demo(
+    ctx: typer.Context,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     dtype: Annotated[
         str | None, typer.Option(help="fp32, fp16 or bf16; without: fp32 on a CPU, fp16 on a card, bf16 to train there")
@@ -70,6 +73,8 @@ def demo(
     _refuse_idle("--train", train, {"--sentence": sentence, "--simulate": simulate}, of_training)
     sentences = sentence or list(SENTENCES)
     if simulate:
+        if idle := given(ctx, ("device", "dtype")):
+            raise AttentionError(f"{idle[0]} and --simulate are given; a simulated layer is fp16 on the CPU")
         layer.simulated_layer(model_folder(), sentences, spelling.arch(simulate))
         return
     folder = model_folder()
@@ -79,7 +84,7 @@ def demo(
     with working("embedding with stock attention and with warpattn"):
         stock, ours = embed_both(folder, sentences, place, kind)
     console = Console()
-    console.print(f"all-MiniLM-L6-v2, {len(sentences)} sentences, {kind} on {_name(place)}\n", highlight=False)
+    console.print(f"all-MiniLM-L6-v2, {many(len(sentences), 'sentence')}, {kind} on {_name(place)}\n", highlight=False)
     console.print(similarities(sentences, ours.vectors))
     difference = float((stock.vectors - ours.vectors).abs().max())
     limit = TOLERANCE[kind]

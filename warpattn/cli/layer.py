@@ -16,6 +16,7 @@ from torch import Tensor
 from warpattn.api import attention
 from warpattn.cli.progress import working
 from warpattn.masks import Mask
+from warpattn.problem.launch import many
 from warpattn.reference import reference
 
 LIMIT = 3e-3  # fp16 rounds values of this layer, which stay below 3, by at most 1e-3
@@ -41,7 +42,7 @@ def simulated_layer(folder: Path, sentences: list[str], arch: str) -> None:
     expected, _ = reference(x.q, x.k, x.v, mask=x.mask, scale=x.scale)
     heads = f"{x.q.shape[2]} heads of {x.q.shape[3]}"
     console.print(
-        f"all-MiniLM-L6-v2, layer 1: {len(sentences)} sentences of up to {x.q.shape[1]} tokens, {heads}, fp16"
+        f"all-MiniLM-L6-v2, layer 1: {many(len(sentences), 'sentence')} of up to {x.q.shape[1]} tokens, {heads}, fp16"
     )
     difference = float((out.float() - expected).abs().max())
     console.print(f"simulated {arch} kernel against the fp32 reference: largest difference {difference:.2e}")

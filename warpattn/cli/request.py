@@ -1,10 +1,12 @@
-"""Turns a command's options into a call, checked by the same rules as a call of the API."""
+"""Turns a command's options into a call, checked by the same rules as a call of the API; says which were written."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
+import typer
 
 from warpattn.cli import spelling
 from warpattn.problem import Call, CheckedCall, validate
@@ -44,3 +46,18 @@ class Request:
         spelling.operand(self.dtype)
         checked = validate(self.call(f"simulate:{spelling.arch(arch)}", return_lse=True), read_values=False)
         return replace(checked, backend=arch, problem=replace(checked.problem, device_type="cuda"))
+
+
+def given(ctx: typer.Context, names: Collection[str]) -> list[str]:
+    """Return the options that the user wrote, of those with these parameter names: --kv-dtype for kv_dtype."""
+    return [option.opts[0] for option in ctx.command.params if option.name in names and _written(ctx, option.name)]
+
+
+def _written(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def are(names: list[str]) -> str:
+    """Put names of options and their verb into words: "--list is", "--list and --rounds are"."""
+    return f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'}"

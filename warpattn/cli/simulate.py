@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from warpattn.cli import spelling, tensors
+from warpattn.cli import effort, spelling, tensors
 from warpattn.cli.progress import working
-from warpattn.cli.request import Request
+from warpattn.cli.request import Request, are, given
 from warpattn.cli.training import kernels
 from warpattn.errors import AttentionError
-from warpattn.language.evaluate import evaluate_all
-from warpattn.problem import Call, CheckedCall, validate
+from warpattn.problem import Call, validate
+from warpattn.problem.launch import many
 from warpattn.problem.operands import Operands
 from warpattn.quantized import EIGHT_BIT, dequantized, quantize, split
 from warpattn.reference import reference
@@ -29,9 +29,11 @@ from warpattn.sim.sweep import SCHEDULES, Order, orders_of, silent, sweep
 SCHEDULES_HELP = f"Orders of asynchronous work: all, or of {', '.join(SCHEDULES)}, with commas"
 SEEDS = 4  # of the random schedule: seven runs in all, a second for the README's shapes
 LSE_LIMIT = 1e-3
+OF_A_PROBLEM = ("shape", "mask", "score", "dtype", "kv_dtype", "backward")
 
 
 def simulate_command(
+    ctx: typer.Context,
     program: Annotated[
         list[str] | None, typer.Argument(help="A script whose kernels to run, and its arguments")
     ] = None,
@@ -52,14 +54,16 @@ def simulate_command(
     _check_written("timeline", timeline, (".svg", ".json"))
     _check_written("report", report, (".html", ".json"))
     names_and_seeds = _orders(schedules, seeds, seed)
+    _refuse_idle(ctx, names_and_seeds[0])
     if program:
         from warpattn.cli.script import simulate_script  # imports NumPy and Triton
 
         console = Console(highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(simulate_script(program, arch, names_and_seeds, (timeline, report), console))
     request = Request(shape, mask, score, dtype, backward, kv_dtype)
-    request.checked(arch)  # raises before any memory is filled
+    checked, orders = request.checked(arch), orders_of(*names_and_seeds)  # raises before any memory is filled
     kind, size = spelling.operand(dtype), spelling.shape(shape)
+    effort.announce(size, checked, backward, len(orders))
     sequence, (q, k, v) = Dense(), tensors.random(size, spelling.seed(seed), None if kind in EIGHT_BIT else kind)
     stored = spelling.stored(kv_dtype)
     if kind in EIGHT_BIT:
@@ -71,12 +75,11 @@ def simulate_command(
     call = Call(q, k, v, sequence, *tail)
     console = Console(highlight=False, soft_wrap=True)
     mask_text, what = f"{mask}{spelling.default_note(mask)}", "gradients  " if backward else ""
-    orders = orders_of(*names_and_seeds)
     over = f"{dtype} over {kv_dtype}" if kv_dtype else dtype
     head = f"q {_size(q)}  k {_size(k)}  {over}  mask {mask_text}  score {score or 'none'}  {what}on {call.backend}"
     console.print(head)
     found, results = (_backward if backward else _forward)(call, Sweep(orders, timeline is not None))
-    console.print(f"{found.steps} steps in {found.seconds:.2f} s, {_spelled(*names_and_seeds)}")
+    console.print(f"{many(found.steps, 'step')} in {found.seconds:.2f} s, {_spelled(*names_and_seeds)}")
     if found.findings:
         console.print(findings_table(found.findings), soft_wrap=False)
     else:
@@ -136,6 +139,18 @@ def _orders(schedules: str, seeds: int, first: int) -> tuple[tuple[str, ...], ra
     return names, range(first, first + (seeds or (SEEDS if schedules == "all" else 1)))
 
 
+def _refuse_idle(ctx: typer.Context, schedules: Sequence[str]) -> None:
+    """Raise AttentionError for options without effect: seeds of no run, and those of a problem beside a script."""
+    script = ctx.params["program"]
+    if script and (idle := given(ctx, OF_A_PROBLEM)):
+        rule = "a script has problems of its own; options for it follow --"
+        raise AttentionError(f"{are(idle)} given beside the script {script[0]!r}; {rule}")
+    seeds = ("seeds", "seed") if script else ("seeds",)  # a problem's tensors have a seed, too
+    if "random" not in schedules and (idle := given(ctx, seeds)):
+        rule = "only the random schedule has seeds"
+        raise AttentionError(f"{are(idle)} given with --schedules {','.join(schedules)}; {rule}")
+
+
 def _spelled(names: tuple[str, ...], seeds: range) -> str:
     """Put the runs into words, for the line below the head."""
     drawn = f"random (seeds {seeds[0]} to {seeds[-1]})" if len(seeds) > 1 else f"random (seed {seeds[0]})"
@@ -153,7 +168,7 @@ def _forward(call: Call, swept: Sweep) -> tuple[Report, list[Result]]:
     out = torch.empty((*q.shape[:3], v.shape[3]), dtype=checked.problem.dtype)
     lse = torch.empty(checked.lse_shape)
     found: list[tuple[float, ...]] = []
-    weights = keys_of_rows(checked)
+    weights = effort.keys_of_rows(checked)
 
     def single(order: Order, first: bool) -> Report:
         out.fill_(torch.nan)
@@ -206,15 +221,6 @@ def _worst(names: Sequence[str], found: Sequence[tuple[float, ...]], limits: Seq
 
 def _arch(call: Call) -> str:
     return call.backend.removeprefix("simulate:")
-
-
-def keys_of_rows(checked: CheckedCall) -> Tensor:
-    """Return the keys in the mask's interval for each row (at least 1), about proportional to its cost."""
-    p = checked.problem
-    rows = torch.arange(p.seq_q) + (p.seq_k - p.seq_q)
-    at = {"b": 0, "h": 0, "len_q": p.seq_q, "len_k": p.seq_k, "q_lo": rows, "q_hi": rows}
-    first, _, _, last = evaluate_all(checked.mask.span, at, checked.mask.tensors)
-    return torch.as_tensor(last - first).expand(p.seq_q).clamp(min=1).float()
 
 
 def finished(out: Tensor, weights: Tensor) -> float:

@@ -103,13 +103,13 @@ def random_like_out(q: Tensor, v: Tensor, seed: int) -> Tensor:
     return torch.randn((*q.shape[:-1], v.shape[-1]), generator=generator).to(q.device, q.dtype)
 
 
-def require_memory(shape: Shape) -> None:
-    """Raise AttentionError if q, k, v and out in fp32 need more than the machine's memory."""
-    needed = 4 * sum(torch.Size(sizes).numel() for sizes in shape.tensors)
+def require_memory(shape: Shape, each: int = 4, what: str = "its q, k, v and out take", advice: str = "") -> None:
+    """Raise AttentionError if q, k, v and out with `each` bytes an element (4: fp32) exceed the machine's memory."""
+    needed = each * sum(torch.Size(sizes).numel() for sizes in shape.tensors)
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > there:
-        rule = f"this machine has {there / 2**30:.1f} GiB of memory"
-        raise AttentionError(f"shape is {shape}; its q, k, v and out take {needed / 2**30:,.1f} GiB, {rule}")
+        rule = f"this machine has {there / 2**30:.1f} GiB of memory{advice}"
+        raise AttentionError(f"shape is {shape}; {what} {needed / 2**30:,.1f} GiB, {rule}")
 
 
 def save(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -131,7 +131,8 @@ class Topology:
 
     def picture(self) -> str:
         """Roles and edges as text, one line each."""
-        roles = [f"{role.name:<12}{role.warps} warps, {role.registers} registers a thread" for role in self.roles]
+        warps = [f"{role.warps} warp{'s' * (role.warps > 1)}" for role in self.roles]
+        roles = [f"{x.name:<12}{of}, {x.registers} registers a thread" for x, of in zip(self.roles, warps, strict=True)]
         edges = [
             f"{edge.producer} ──▶ {edge.name} {edge.stages} × {edge.slot_bytes:,} B ──▶ {', '.join(edge.consumers)}"
             for edge in self.edges

@@ -27,6 +27,7 @@ def check_types(rules: Rules, call: Call, read_values: bool) -> None:
     if not isinstance(q, Tensor):
         return
     narrow = q.dtype in EIGHT_BIT
+    in_latents = _latents(call) is not None
     in_pages = isinstance(sequence, PagedKV | PagedRagged)  # whose tokens' scales `check_values` reads
     if q.dtype not in DTYPES and not narrow:
         rules.add(f"q has dtype {q.dtype}", f"q must be one of {', '.join(str(x) for x in DTYPES)}, or of 8 bits")
@@ -39,6 +40,8 @@ def check_types(rules: Rules, call: Call, read_values: bool) -> None:
         elif isinstance(k, Tensor) and x is not q and x.dtype != k.dtype and k.dtype in (*EIGHT_BIT, q.dtype):
             rules.add(f"{name} has dtype {x.dtype}", f"{name} must have the dtype of {k_name}, {k.dtype}")
         scale = sequence.scales().get(scale_name)
+        if in_latents and x is not q:  # one scale of keys and values
+            scale_name, scale = "kv.scale", scale if x is k else None
         if scale is not None and x.ndim >= 3:
             of_rows = isinstance(sequence, Dense) and scale is not sequence.v_scale
             of_tokens = in_pages and x is not q and getattr(scale, "ndim", 0) > 1

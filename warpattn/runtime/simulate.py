@@ -18,7 +18,7 @@ from warpattn.errors import AttentionError
 from warpattn.problem import CheckedCall
 from warpattn.problem.arch import triton_target
 from warpattn.problem.backward import CheckedBackward, Gradients, fitted_gradients, write_back
-from warpattn.problem.launch import Launch
+from warpattn.problem.launch import Launch, many
 from warpattn.problem.operands import Operands, fitted, hand_over, without_keys
 from warpattn.runtime.compiler import refusals_named
 from warpattn.runtime.kernel_cache import require_triton
@@ -95,7 +95,7 @@ def _longest(reports: list[Report]) -> Report:
 
 def _raise_findings(report: Report, kernel: str) -> None:
     if not report.clean:
-        head = f"the simulated {kernel} kernel has {len(report.findings)} findings"
+        head = f"the simulated {kernel} kernel has {many(len(report.findings), 'finding')}"
         raise AttentionError(*(f"{head}: {finding}" for finding in report.findings))
 
 

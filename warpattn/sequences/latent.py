@@ -35,8 +35,9 @@ class LatentPages(PagedKV):
     latents (num_pages, page_size, Hkv, L) of 8 bits; rope (num_pages, page_size, Hkv, R) in the queries' dtype, or in
     the latents' dtype and with their scale, per tensor or token. Rows of rope start at multiples of 16 bytes; other
     strides are free, and both may be views of one tensor. block_table, lengths: as in `PagedKV`. scale fp32: of the
-    latents, in any shape that `PagedKV` takes; None is 1. Queries have L + R columns, the output has L. Raises
-    AttentionError if `rope` cannot be read in place.
+    latents, in any shape that `PagedKV` takes, of which kernels take one for all, those of tokens and those of 128
+    columns; None is 1. Queries have L + R columns, the output has L. Raises AttentionError if `rope` cannot be read in
+    place.
     """
 
     rope: Tensor
@@ -44,6 +45,8 @@ class LatentPages(PagedKV):
     def __init__(
         self, latents: Tensor, rope: Tensor, block_table: Tensor, lengths: Tensor, *, scale: Tensor | None = None
     ) -> None:
+        if is_tensor(scale) and scale.shape == (1,) and is_tensor(latents) and latents.shape[2:3] == (1,):
+            scale = scale.view(())  # of the only head
         values = latents.detach() if isinstance(latents, Tensor) else latents  # operands are separate objects
         super().__init__(latents, values, block_table, lengths, k_scale=scale, v_scale=scale)
         object.__setattr__(self, "rope", rope)

@@ -68,7 +68,7 @@ def memory_of(tensor: Any, name: str) -> Memory:
     elif hasattr(tensor, "data_ptr"):
         if tensor.device.type != "cpu":
             raise SimulationError(f"{name} is on {tensor.device}; the simulator takes CPU tensors")
-        address, itemsize = _address_of(tensor, name), tensor.element_size()
+        address, itemsize = address_of(tensor, name), tensor.element_size()
         strides, dtype = tuple(tensor.stride()), str(tensor.dtype).removeprefix("torch.")
     else:
         raise SimulationError(f"{name} is a {type(tensor).__name__}; a NumPy array or torch CPU tensor is needed")
@@ -81,7 +81,7 @@ def memory_of(tensor: Any, name: str) -> Memory:
     return Memory(address, low, high, _ELEMENTS[dtype], shape, strides, itemsize)
 
 
-def _address_of(tensor: Any, name: str) -> int:
+def address_of(tensor: Any, name: str) -> int:
     """Return the address of a torch tensor's first element."""
     try:
         found = tensor.data_ptr()

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from .errors import SimulationError
 from .ir.locations import Frame
 from .machine.states import ProgramState, RoleState
-from .memory.findings import Finding, Place
+from .memory.findings import Finding, Place, many
 
 
 class Reported(Protocol):
@@ -115,7 +115,7 @@ def page(reports: Sequence[Reported]) -> str:
 
 def _launch(report: Reported) -> Iterator[str]:
     grid = ", ".join(map(str, report.grid))
-    found = f"{len(report.findings)} findings" if report.findings else "no findings"
+    found = many(len(report.findings), "finding") if report.findings else "no findings"
     mood = "found" if report.findings else "right"
     yield f"<h2>{escape(report.kernel)}[{grid}]: <span class={mood}>{found}</span></h2>"
     rows = [(r.schedule, r.seed, r.steps, len(r.findings)) for r in _runs(report)]

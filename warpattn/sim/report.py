@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .errors import SimulationError
 from .machine.states import ProgramState
-from .memory.findings import Finding
+from .memory.findings import Finding, many
 from .page import save
 from .timing.replay import Timing
 from .timing.timeline import Window, chrome_trace, timeline_svg
@@ -72,7 +72,7 @@ class Report:
         return self.timing
 
     def __str__(self) -> str:
-        order = f"{len(self.runs)} runs" if self.runs else f"schedule {self.schedule!r}, seed {self.seed}"
-        head = f"{len(self.findings)} findings ({order}, {self.steps} steps)"
+        order = many(len(self.runs), "run") if self.runs else f"schedule {self.schedule!r}, seed {self.seed}"
+        head = f"{many(len(self.findings), 'finding')} ({order}, {many(self.steps, 'step')})"
         notes = (f"  note: {note}" for note in self.notes)
         return "\n".join([head, *(f"  {finding}" for finding in self.findings), *notes])

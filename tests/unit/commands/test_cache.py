@@ -45,7 +45,7 @@ def test_no_home_is_one_sentence(monkeypatch):
 def test_what_cannot_be_removed_is_one_sentence(monkeypatch):
     kernel_cache.store(kernel_cache.path_of((1,)), Artifact(b"code", "entry", 0, 128))
     monkeypatch.setattr(cache_folder, "_remove", lambda paths: 0)
-    assert "error: 1 kernels in" in invoke("cache", "clear", exit_code=1)
+    assert "error: 1 kernel in" in invoke("cache", "clear", exit_code=1)
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -49,6 +49,9 @@ def row(**fields):
         (["--shape", "1x64x8x1024"], "1024"),
         (["--shape", "1x64x8x64", "--length", "9"], "length is 9 and --shape is given"),
         (["CONFIG", "--mask", "full"], "mask is 'full' and CONFIG is given"),
+        (["CONFIG", "--mask", "causal"], "mask is 'causal' and CONFIG is given"),  # the default, yet written
+        (["--list", "--rounds", "3"], "rounds is 3 and --list is given, which takes no other option"),
+        (["--forget", "--page-size", "16"], "page-size is 16 and --forget is given, which takes no other option"),
     ],
 )  # fmt: skip
 def test_wrong_lines_are_one_sentence(arguments, message):

@@ -15,7 +15,7 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from warpattn.cli import compile as compile_command
-from warpattn.cli import independent, run, simulate, tensors
+from warpattn.cli import effort, independent, run, simulate, tensors
 from warpattn.cli.app import app
 from warpattn.errors import AttentionError
 from warpattn.masks import Causal, SlidingWindow
@@ -80,11 +80,49 @@ def test_sizes_that_no_tensor_has(command, shape, words):
     assert words in text
 
 
-@pytest.mark.parametrize("command", ["run", "simulate"])
-def test_more_than_the_memory(command):
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [("run", "its q, k, v and out take 7,812.5 GiB"), ("simulate", "simulating it takes about 105,468.8 GiB")],
+)
+def test_more_than_the_memory(command, words):
     text = refusal(command, "--shape", "64x1000000x64x128")
-    assert "shape is 64x1000000/1000000x64/64x128/128; its q, k, v and out take 7,812.5 GiB" in text
+    assert f"shape is 64x1000000/1000000x64/64x128/128; {words}" in text
     assert "this machine has" in text
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (("--backward",), "this takes about 7 hours, 7 runs of 3e+11 multiply-adds; fewer"),
+        (("--schedules", "eager"), "this takes about 20 minutes, 1 run of 1e+11 multiply-adds; fewer"),
+        (("--schedules", "eager", "--mask", "window:64"), ""),
+    ],
+)
+def test_long_simulations_are_announced(line, words, monkeypatch):
+    monkeypatch.setattr(simulate.tensors, "random", lambda *_: sys.exit(3))
+    monkeypatch.setattr(simulate.tensors, "require_memory", lambda *_: None)  # of a small machine
+    result = CliRunner().invoke(app, ["simulate", "--shape", "4x4096x16x128", *line])
+    assert result.exit_code == 3 and not result.stdout
+    assert result.stderr.startswith(words) and result.stderr.count("\n") == bool(words)
+
+
+def test_a_long_time_has_one_unit():
+    assert [effort.duration(days * 86400) for days in (0.02, 0.3, 3, 300, 3000)] == [
+        "30 minutes", "7 hours", "3 days", "300 days", "8 years"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (("--seeds", 3, "--schedules", "eager,lazy"), "--seeds is given with --schedules eager,lazy; only the random"),
+        (("x.py", "--seed", 0, "--schedule", "eager"), "--seed is given with --schedules eager; only the random"),
+        (("x.py", "--kv-dtype", "fp8"), "--kv-dtype is given beside the script 'x.py'; a script has problems of its"),
+        (("--shape", "1x2x3x8", "x.py", "--mask", "causal"), "--shape and --mask are given beside the script 'x.py'"),
+    ],
+)
+def test_options_of_a_simulation_without_effect(line, words):
+    assert words in refusal("simulate", *line)
 
 
 @pytest.mark.parametrize("command", ["run", "simulate"])
@@ -130,6 +168,7 @@ def test_a_mask_whose_value_is_missing(name):
         (("--steps", 3), "--steps is given without --train, to which it belongs"),
         (("--plot", "x.svg"), "--plot is given without --train, to which it belongs"),
         (("--train", "--simulate", "sm90"), "--simulate and --train are given; give one of the two"),
+        (("--simulate", "sm90"), "--device and --simulate are given; a simulated layer is fp16 on the CPU"),
         (("--train", "--sentence", "A cat."), "--sentence and --train are given; give one of the two"),
     ],
 )

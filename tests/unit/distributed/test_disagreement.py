@@ -61,6 +61,17 @@ def other_pages(name: str, **kind: Any) -> None:
     wad.paged_attention(q, wad.share_pages(cache(count=5 + rank), group), group=group)
 
 
+def other_batch(of_queries: int, of_cache: int) -> None:
+    """One rank has another number of sequences, in the queries or in its part of the cache alone, or in both."""
+    name = "q" if of_queries != 2 else "kv.lengths"
+    q, kv = torch.zeros(2, 1, 4, 8), cache()
+    if dist.get_rank() == 2:
+        q = torch.zeros(of_queries, 1, 4, 8)
+        kv = kv.with_fields(block_table=kv.block_table[:of_cache], lengths=kv.lengths[:of_cache])
+    with pytest.raises(wa.AttentionError, match=rf"{name} is a .* on rank 2 and a .* on rank 0; all ranks must"):
+        wad.paged_attention(q, wad.share_pages(kv))
+
+
 def other_captured() -> None:
     """A tensor of one rank's score requires a gradient: its backward would wait for the other ranks'."""
     bias = torch.zeros(4, requires_grad=dist.get_rank() == 1)
@@ -127,6 +138,9 @@ JOBS = [
     partial(other_pages, "k_pages", size=8),
     partial(other_pages, "k_pages", heads=4),
     partial(other_pages, "k_pages", dtype=torch.float64),
+    partial(other_batch, 1, 1),
+    partial(other_batch, 2, 1),
+    partial(other_batch, 1, 2),
     other_captured,
     other_functions,
     in_ring,

@@ -177,11 +177,31 @@ def test_an_lse_of_queries_that_require_gradients():
 def test_states_whose_lse_is_no_real_number():
     v, s = torch.randn(3, HEADS, DIM), torch.zeros(3, HEADS)
     for dtype in (torch.int32, torch.complex64):
-        with pytest.raises(AttentionError, match=f"s has dtype {dtype}; it must be a floating dtype"):
+        with pytest.raises(AttentionError, match=f"^s_a has dtype {dtype}; it must be a floating dtype"):
             flashinfer.merge_state(v, s.to(dtype), v, s)
     for dtype in (torch.float16, torch.float8_e4m3fn):
         with pytest.raises(AttentionError, match=f"s has dtype {dtype}; it is overwritten and must be torch.float32"):
             flashinfer.merge_state_in_place(v, s.to(dtype), v.clone(), s)
+
+
+def test_states_are_refused_by_the_names_of_their_arguments():
+    v, s = torch.randn(3, HEADS, DIM), torch.zeros(3, HEADS)
+    rule = "it must be torch.float16 or torch.bfloat16 or torch.float32"
+    several = torch.zeros(3, 2, HEADS, DIM), torch.zeros(3, 2, HEADS)
+    for call, given, words in (
+        (flashinfer.merge_state, (v.double(), s, v.double(), s), f"- v_a has dtype torch.float64; {rule}"),
+        (flashinfer.merge_state, (v, s, v[:2], s[:2]), f"v_b has shape (2, {HEADS}, {DIM}); it must be that of v_a"),
+        (flashinfer.merge_state, (v, s, v.half(), s), "v_b has dtype torch.float16; it must be that of v_a"),
+        (flashinfer.merge_state, (v, s, v, s[:2]), f"s_b has shape (2, {HEADS}); it must be (3, {HEADS}), by"),
+        (flashinfer.merge_state, (v, s, v, 1.0), "s_b is a float"),
+        (flashinfer.merge_state_in_place, (v, s, v.double(), s), f"- v_other has dtype torch.float64; {rule}"),
+        (flashinfer.merge_state_in_place, (v, s, v, s.int()), "s_other has dtype torch.int32; it must be a floating"),
+        (flashinfer.merge_states, (several[0].double(), several[1]), f"v has dtype torch.float64; {rule}"),
+        (flashinfer.merge_states, (torch.zeros(3, 17, HEADS, DIM), torch.zeros(3, 17, HEADS)), "v has 17 states;"),
+    ):
+        with pytest.raises(AttentionError) as error:
+            call(*given)
+        assert words in str(error.value) and "lse_" not in str(error.value) and "out_" not in str(error.value)
 
 
 def test_arguments_of_other_kinds():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -47,6 +48,23 @@ def test_a_plan_prints_itself_and_its_reasons():
     assert "seq 1000 x 2000, heads 8/2, head dim 128/64, bfloat16" in text
     assert len(chosen.choice.reasons) >= 3 and COPY_RULE in chosen.choice.reasons
     assert all(f"because {reason}" in text for reason in chosen.choice.reasons)
+
+
+ONE_OF_MANY = re.compile(r"(?<![\w.,/:×-])1 (?!x |×|of |to |by |and )(?:\w+ ){0,2}(?!is\b|takes\b)\w+s\b")
+SMALLEST = {"batch": 1, "heads_q": 1, "heads_kv": 1, "seq_q": 1, "seq_k": 1}
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm100", "gfx942", "gfx950"])
+def test_one_is_singular(arch):
+    wide, long = {"dim_qk": 128, "dim_v": 128}, {"seq_q": 200, "seq_k": 40_000}
+    made = [SMALLEST | more for more in ({}, wide, long, wide | long, {"seq_k": 4096}, {"seq_k": 4096, "heads_q": 8})]
+    made += [one | {"kind": "paged", "page_size": 64} for one in made]
+    made += [made[2] | {"kind": "paged-ragged", "page_size": 64, "max_q": 200}, made[2] | {"kind": "ragged"}]
+    made += [SMALLEST | {"dim_qk": 576, "dim_v": 512, "seq_k": keys} for keys in (64, 4096)]
+    plans = [plan(problem(mask, **one), arch) for one in made for mask in (None, wa.Causal())]
+    plans += [plan_backward(problem(**one), arch) for one in made[:4] if one["seq_q"] <= one["seq_k"]]
+    found = [line for each in plans for line in str(each).splitlines() if ONE_OF_MANY.search(line)]
+    assert not found, "\n".join(found)
 
 
 def test_a_plan_says_what_starts_early():

@@ -12,6 +12,7 @@ from rich.console import Console
 from warpattn.cli import spelling
 from warpattn.cli.progress import working
 from warpattn.errors import AttentionError
+from warpattn.problem.launch import many
 from warpattn.runtime import cache_folder
 from warpattn.runtime.tuned import rows
 from warpattn.serving.layers import EightBitCache, LargestStep, layers_of, read_config, with_cache
@@ -35,7 +36,7 @@ def info() -> None:
     if held.kernels:
         console.print(f"used     from {_day(held.first_use)} to {_day(held.last_use)}")
     if tuned := rows.read(rows.path()):
-        console.print(f"tuned    {len(tuned)} choices; `tune --list` prints them, `tune --forget` removes them")
+        console.print(f"tuned    {many(len(tuned), 'choice')}; `tune --list` prints them, `tune --forget` removes them")
     if held.unfinished:
         console.print(f"unfinished files  {held.unfinished}")
 
@@ -48,9 +49,10 @@ def clear() -> None:
     removed = cache_folder.clear(place)
     left = cache_folder.look(place)
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(f"removed {removed} kernels, {(held.size - left.size) / UNIT:.1f} MiB, from {place}")
+    console.print(f"removed {many(removed, 'kernel')}, {(held.size - left.size) / UNIT:.1f} MiB, from {place}")
     if left.kernels:
-        raise AttentionError(f"{left.kernels} kernels in {place} cannot be removed; this user may not write there")
+        kept = many(left.kernels, "kernel")
+        raise AttentionError(f"{kept} in {place} cannot be removed; this user may not write there")
 
 
 def _folder() -> Path:
@@ -93,7 +95,7 @@ def warm_command(
         dims = f"{layer.dim_qk}/{layer.dim_v}"
         held = f", cache {str(layer.cache.dtype).removeprefix('torch.')}" if layer.cache else ""
         console.print(f"layer  {layer.heads_q}/{layer.heads_kv} heads, head dims {dims}{window}{held}")
-    console.print(f"{found.kernels} kernels, {found.compiled} compiled now")
+    console.print(f"{many(found.kernels, 'kernel')}, {found.compiled} compiled now")
 
 
 def _day(seconds: float) -> str:

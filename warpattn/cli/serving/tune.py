@@ -10,16 +10,20 @@ from rich.console import Console
 
 from warpattn.cli import spelling
 from warpattn.cli.progress import working
+from warpattn.cli.request import are, given
 from warpattn.errors import AttentionError
+from warpattn.problem.launch import many
 from warpattn.runtime.tuned import rows
 from warpattn.serving.call_shape import STEP, CallShape, shapes_of
 from warpattn.serving.layers import LargestStep, Layer, layers_of, read_config
 
 SHAPE_HELP = f"A call: {spelling.SHAPE_HELP}; repeatable"
 ROUNDS = 15
+OF_SHAPE, OF_CONFIG = ("mask", "score", "dtype"), ("requests", "tokens", "length")
 
 
 def tune_command(
+    ctx: typer.Context,
     config: Annotated[
         Path | None, typer.Argument(help="A transformers config: a folder with config.json, or such a file")
     ] = None,
@@ -38,11 +42,7 @@ def tune_command(
 ) -> None:
     """Time every configuration of calls on this machine's card; plans of such calls use the fastest from then on."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    given = [name for name, there in (("CONFIG", config), ("--shape", shape)) if there]
-    given += [name for name, there in (("--list", listed), ("--forget", forget)) if there]
-    if len(given) != 1:
-        has = f"{' and '.join(given) or 'nothing'} {'are' if len(given) > 1 else 'is'}"
-        raise AttentionError(f"{has} given; tune takes one of CONFIG, --shape, --list and --forget")
+    _refuse_idle(ctx)
     if listed:
         _list(console)
     elif forget:
@@ -50,9 +50,7 @@ def tune_command(
     else:
         if page_size < 0:
             raise AttentionError(f"page-size is {page_size}; it must be 0 or the rows of a page")
-        _unused("CONFIG", shape, {"mask": (mask, spelling.MASK), "score": (score, ""), "dtype": (dtype, "bf16")})
         sizes = {"requests": requests, "tokens": tokens, "length": length}
-        _unused("--shape", config, {name: (value, getattr(STEP, name)) for name, value in sizes.items()})
         calls = [_call(text, mask, score, dtype, page_size) for text in shape or ()]
         if config is not None:
             step = LargestStep(**sizes, page_size=page_size or STEP.page_size)
@@ -69,11 +67,20 @@ def tune_command(
                 console.print(f"  not used: {name}: {why}")
 
 
-def _unused(given: str, other: object, options: dict[str, tuple[object, object]]) -> None:
-    """Raise AttentionError for options (value, default) that only have an effect with `other`, if that is missing."""
-    for name, (value, default) in options.items():
-        if not other and value != default:
-            raise AttentionError(f"{name} is {value!r} and {given} is given; --{name} is for the other one of the two")
+def _refuse_idle(ctx: typer.Context) -> None:
+    """Raise AttentionError unless one thing to do is given, and for options that it would ignore."""
+    kinds = {"config": "CONFIG", "shape": "--shape", "listed": "--list", "forget": "--forget"}
+    chosen = [kind for kind in kinds if ctx.params[kind]]
+    if len(chosen) != 1:
+        has = are([kinds[kind] for kind in chosen] or ["nothing"])
+        raise AttentionError(f"{has} given; tune takes one of CONFIG, --shape, --list and --forget")
+    (kind,), others = chosen, ctx.params.keys() - kinds
+    idle = {"config": OF_SHAPE, "shape": OF_CONFIG}.get(kind, others)
+    for name in ctx.params:
+        if name in idle and (option := given(ctx, (name,))):
+            rule = "which takes no other option" if idle is others else f"{option[0]} is for the other one of the two"
+            together = f"{name.replace('_', '-')} is {ctx.params[name]!r} and {kinds[kind]} is given"
+            raise AttentionError(f"{together}{',' if idle is others else ';'} {rule}")
 
 
 def _call(text: str, mask: str, score: str, dtype: str, page_size: int) -> CallShape:
@@ -92,7 +99,7 @@ def _list(console: Console) -> None:
     found = rows.read(file)
     for row in found.values():
         console.print(f"{row.call}: {row.words}")
-    console.print(f"{len(found)} tuned choices in {file}" if found else "no tuned choices")
+    console.print(f"{many(len(found), 'tuned choice')} in {file}" if found else "no tuned choices")
 
 
 def _forget(console: Console) -> None:
@@ -102,4 +109,4 @@ def _forget(console: Console) -> None:
         count = rows.forget(file)
     except OSError as error:
         raise AttentionError(f"tuned choices in {file} cannot be removed: {error.strerror}") from error
-    console.print(f"removed {count} tuned choices" if count else "no tuned choices")
+    console.print(f"removed {many(count, 'tuned choice')}" if count else "no tuned choices")

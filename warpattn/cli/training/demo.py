@@ -22,6 +22,7 @@ from torch import Tensor
 from warpattn.cli import tensors
 from warpattn.cli.progress import working
 from warpattn.errors import AttentionError
+from warpattn.problem.launch import many
 
 PACKAGE = Path(__file__).parents[2]
 BATCH, BATCHES = 8, 4  # pairs of a step, and steps until the text begins again, so that the loss falls
@@ -68,7 +69,7 @@ def train_both(folder: Path, run: Run) -> None:
         with working(f"training with {name}"):
             found.append(losses(folder, pairs, name, run))
     curves, console = Curves(*found), Console(highlight=False)
-    what = f"{run.steps} steps of {BATCH} pairs of sentences, {run.dtype} on {run.device}"
+    what = f"{many(run.steps, 'step')} of {BATCH} pairs of sentences, {run.dtype} on {run.device}"
     console.print(f"all-MiniLM-L6-v2, fine-tuned on this package's documentation: {what}\n")
     console.print(text_plot(curves))
     console.print(table(curves))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from warpattn.problem import Problem, is_latent
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import Element
-from warpattn.problem.launch import INVARIANT, Choice
+from warpattn.problem.launch import INVARIANT, Choice, many
 from warpattn.problem.operands import COPY_RULE
 from warpattn.problem.problem import Scales
 from warpattn.problem.scales import EightBit, eight_bit_of
@@ -53,9 +53,9 @@ def choose(problem: Problem, target: Arch, *, batch_invariant: bool = False) -> 
 
     def lines() -> tuple[str, ...]:
         return (
-            f"tile {config.block_m} x {config.block_n}, {config.waves} waves, {config.instr} x {config.instr} MFMA, "
-            f"{config.buffers.kind} buffers, {config.lds_bytes} bytes of LDS",
-            f"{tiles} tiles, {partitions} partitions of the keys",
+            f"tile {config.block_m} x {config.block_n}, {many(config.waves, 'wave')}, {config.instr} x {config.instr} "
+            f"MFMA, {config.buffers.kind} buffers, {config.lds_bytes} bytes of LDS",
+            f"{many(tiles, 'tile')}, {many(partitions, 'partition')} of the keys",
         )
 
     order = "tiles of one key head go to one XCD, whose L2 then holds its keys"
@@ -112,20 +112,21 @@ def decode_config(problem: Problem, arch: str) -> tuple[CDNAConfig, str]:
     pack = 1 if "h" in problem.span_reads.symbols else min(group, most)
     tokens = problem.longest_q
     rows = max(16, min(most, 1 << (tokens * pack - 1).bit_length()))
+    rows_why = f"{many(tokens, 'token')} of {many(pack, 'head')} in a tile of {rows} rows"
     qk, v = pad_dim(problem.dim_qk), pad_dim(problem.dim_v)
     wide = max(qk, v)
     sizes = (arch, problem.element, problem.dim_qk, problem.dim_v, rows)
     if is_latent(problem):
         config = CDNAConfig(*sizes, 64, 16, 1, 4, Buffers("registers", 64, 32), pack)
         why = "latents come twice, in strips of 64 columns as keys and of 32 rows as values: a whole tile is too large"
-        return config, f"{tokens} tokens of {pack} heads share a tile of {rows} rows; {why}"
+        return config, f"{rows_why}; {why}"
     if arch == "gfx950" and problem.kv_dtype is None:
         keys = 128 if wide <= 128 and rows <= 32 else 64
         config = CDNAConfig(*sizes, keys, 16, 1, 4, Buffers("ring", qk, keys, slots=2), pack)
     else:
         config = CDNAConfig(*sizes, 64, 16, 1, 4, Buffers("registers", min(qk, 64), 64), pack)
     why = _why(config.buffers.kind, arch)
-    return config, f"{tokens} tokens of {pack} heads share a tile of {rows} rows; {why}"
+    return config, f"{rows_why}; {why}"
 
 
 def _why(kind: str, arch: str) -> str:
@@ -143,14 +144,14 @@ def partitions_of(problem: Problem, target: Arch) -> tuple[int, str]:
     """(partitions of the keys, why), from the problem alone: lengths are on the device."""
     streams, keys = problem.batch * problem.heads_kv, problem.seq_k
     if keys <= PARTITION_UNIT:
-        return 1, f"{keys} keys are one unit of {PARTITION_UNIT}"
+        return 1, f"{many(keys, 'key')} {'is' if keys == 1 else 'are'} one unit of {PARTITION_UNIT}"
     if streams >= target.processors:
         wanted = -(-keys // (PARTITION_UNIT * max(1, streams // 64)))
         return _bucket(wanted), f"{streams} key heads fill {target.processors} CUs, so parts stay long"
     least = -(-target.processors // streams)
     units = -(-keys // PARTITION_UNIT)
     wanted = min(max(-(-units // 5), least), 2 * least)
-    cus = f"{streams} key heads on {target.processors} CUs"
+    cus = f"{many(streams, 'key head')} on {target.processors} CUs"
     why = f"{cus}: one or two workgroups each, of {PARTITION_UNIT} keys or more"
     return _bucket(min(wanted, units)), why
 

@@ -14,7 +14,7 @@ from warpattn.kernels.topology import Edge, Role, Signal, Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import Element
-from warpattn.problem.launch import DEFAULT_OPTIONS, INVARIANT, Choice, PlanOptions
+from warpattn.problem.launch import DEFAULT_OPTIONS, INVARIANT, Choice, PlanOptions, many
 from warpattn.problem.operands import COPY_RULE
 from warpattn.problem.scales import EightBit
 
@@ -116,12 +116,13 @@ def choice_of(
 
     def lines() -> tuple[str, ...]:
         return (
-            f"tile {config.BM} x {config.BN}, ring of {config.stages} slots, {config.smem_used} bytes of shared "
-            f"memory, {config.tmem_used} columns of tensor memory",
-            f"grid {tiles * parts} x {problem.heads_kv} x {problem.batch}, the keys of a tile in {parts} parts",
+            f"tile {config.BM} x {config.BN}, ring of {many(config.stages, 'slot')}, {config.smem_used} bytes of "
+            f"shared memory, {config.tmem_used} columns of tensor memory",
+            f"grid {tiles * parts} x {problem.heads_kv} x {problem.batch}, the keys of a tile in {many(parts, 'part')}",
         )
 
-    split = INVARIANT if options.batch_invariant else f"{ctas} tiles on {target.processors} SMs, {parts} CTAs for each"
+    shared = f"{many(ctas, 'tile')} on {target.processors} SMs, {many(parts, 'CTA')} for each"
+    split = INVARIANT if options.batch_invariant else shared
     grid = (tiles * parts, problem.heads_kv, problem.batch)
     return Choice(kernel, config, grid, lines, (why, split, COPY_RULE), partitions=parts)
 

@@ -18,14 +18,14 @@ from unittest import mock
 from weakref import WeakKeyDictionary
 
 from ..compile import Compiled, check_arch, to_ttgir
-from ..memory.findings import Finding
+from ..memory.findings import Finding, many
 from ..page import save
 from ..report import Report
 from ..simulate import simulate
 from ..sweep import orders_of
 from .cuda_names import cuda_on_cpu
 from .driver import SimulatedDriver, untimed
-from .values import simulated_arguments
+from .values import check_addresses, simulated_arguments
 
 _compiled: WeakKeyDictionary[Any, dict[Any, Compiled]] = WeakKeyDictionary()
 
@@ -50,7 +50,7 @@ class Launched:
 
     def __str__(self) -> str:
         grid = ", ".join(map(str, self.grid))
-        head = f"{self.kernel}[{grid}]: {len(self.findings)} findings in {len(self.reports)} runs"
+        head = f"{self.kernel}[{grid}]: {many(len(self.findings), 'finding')} in {many(len(self.reports), 'run')}"
         return "\n".join((head, *(f"  {finding}" for finding in self.findings)))
 
 
@@ -142,7 +142,11 @@ def _launch(runs: Runs, kernel: Any, grid: Any, args: Sequence[Any], options: Ma
         hook(*args, **kwargs)
     device = cast(SimulatedDriver, driver.active).get_current_device()
     _, key_cache, target, backend, binder = kernel.device_caches[device]
-    bound, specialization, chosen = binder(*args, **kwargs)
+    try:
+        bound, specialization, chosen = binder(*args, **kwargs)
+    except RuntimeError:  # torch's, for tensors without an address
+        check_addresses({**dict(zip(kernel.arg_names, args, strict=False)), **options})
+        raise
     key = (runs.arch, compute_cache_key(key_cache, specialization, chosen))
     parsed, signature, constexprs, attributes = kernel._pack_args(backend, kwargs, bound, specialization, chosen)
     known = _compiled.setdefault(kernel, {})

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..arguments import PointerTable
+from ..arguments import PointerTable, address_of
 from ..memory.descriptor import PixelBox, TensorDescriptor
 
 _LEAST_ADDRESS = 1 << 32  # smaller elements of an int64 tensor are no addresses
@@ -20,6 +20,15 @@ def simulated_arguments(bound: Mapping[str, Any], signature: Mapping[str, Any]) 
     for name, value in bound.items():
         _collect(name, value, signature[name], found)
     return found
+
+
+def check_addresses(given: Mapping[str, Any]) -> None:
+    """Raise SimulationError for a tensor without plain memory among arguments, such as a sparse one."""
+    for name, value in given.items():
+        if isinstance(value, torch.Tensor):
+            address_of(value, name)
+        elif isinstance(value, tuple):
+            check_addresses({f"{name}.{field}": part for field, part in enumerate(value)})
 
 
 def _collect(name: str, value: Any, kind: Any, found: dict[str, Any]) -> None:

@@ -58,6 +58,11 @@ class Seen(NamedTuple):
         return f"schedule {self.schedule!r}, seed {self.seed}; in {self.runs} of {self.of} runs"
 
 
+def many(count: int, noun: str) -> str:
+    """Say a number of things: "1 finding", "2 findings"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 @dataclass
 class Finding:
     """One fault. `places` are the accesses or waits that make it, the later one first."""

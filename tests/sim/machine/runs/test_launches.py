@@ -203,7 +203,7 @@ def test_scripts(tmp_path: Path, kernel: str, status: int) -> None:
     line = ("simulate", str(script), "100", "--flag", "--seeds", "2", "--timeline", str(timeline))
     found = CliRunner().invoke(app, line)
     assert found.exit_code == status and "done 100 --flag" in found.output, found.output
-    assert f"{1 if status else 0} findings in 5 runs" in found.output
+    assert f"{'1 finding' if status else '0 findings'} in 5 runs" in found.output
     assert json.loads(timeline.read_text()) and sys.argv[0] != str(script)
 
 
@@ -261,3 +261,12 @@ def test_what_programs_ask_a_card_for_is_answered() -> None:
         with pytest.raises(SimulationError, match="CUDA graphs are not simulated"):
             torch.cuda.CUDAGraph()
     assert runs.clean and x.sum() == 128
+
+
+def test_a_tensor_without_an_address_is_one_sentence() -> None:
+    x, out = torch.eye(16).to_sparse(), torch.empty(16)
+    words = "x is a Tensor of layout torch.sparse_coo without plain memory; the simulator takes dense"
+    with launches("sm90"), pytest.raises(SimulationError, match=words):
+        kernels.add_kernel[(1,)](x, out, out, 16, BLOCK=16)
+    with launches("sm90"), pytest.raises(SimulationError, match="out is a Tensor of layout"):
+        kernels.add_kernel[(1,)](out, out, out=x, n=16, BLOCK=16)

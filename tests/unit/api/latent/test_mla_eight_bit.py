@@ -95,7 +95,7 @@ BAD = {
     "kv.rope has dtype torch.float16; it must have the dtype of q": lambda: (query(), pages(dtype=torch.float16)),
     "rotary parts of 8 bits have the latents' scale per tensor or token": lambda: (query(), pages(
         dtype=E4M3, scale=torch.ones(5, 16, 1, 4))),
-    "kv.k_scale has shape (5, 16, 1, 3)": lambda: (query(), pages(scale=torch.ones(5, 16, 1, 3))),
+    "kv.scale has shape (5, 16, 1, 3)": lambda: (query(), pages(scale=torch.ones(5, 16, 1, 3))),
 }
 REFUSED = {
     "of 8-bit latents the sm90 backend takes torch.bfloat16": lambda: (query(dtype=torch.float16), pages(
@@ -111,6 +111,22 @@ def test_wrong_calls(message):
     q, kv = (BAD | REFUSED)[message]()
     with pytest.raises(wa.AttentionError, match=re.escape(message)):
         wa.attention_paged(q, kv, backend="reference" if message in BAD else "simulate:sm90")
+
+
+@pytest.mark.parametrize("scale", [torch.tensor(-0.5), torch.ones(2), torch.ones(1, dtype=torch.float16), "x"], ids=str)
+def test_a_wrong_scale_is_one_sentence(scale):
+    with pytest.raises(wa.AttentionError) as error:
+        wa.attention_paged(query(), pages(scale=scale))
+    (reason,) = error.value.reasons
+    assert reason.startswith("kv.scale ")
+
+
+def test_a_scale_of_the_only_head_is_one_for_all():
+    scale = torch.tensor([0.5])
+    kv, q = pages(scale=scale), query()
+    checked = validate(Call(q, kv.k_pages, kv.v_pages, kv, None, None, backend="simulate:sm90"))
+    assert checked.problem.scales.k == "tensor" and kv.k_scale.data_ptr() == scale.data_ptr()
+    assert torch.equal(wa.attention_paged(q, kv), wa.attention_paged(q, pages(scale=scale[0])))
 
 
 def test_blackwell_takes_what_hopper_takes():

@@ -20,7 +20,7 @@ from warpattn.language.nodes import Program
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import ELEMENT_OF, Element
-from warpattn.problem.launch import Choice
+from warpattn.problem.launch import Choice, many
 from warpattn.problem.operands import COPY_RULE
 
 from ..config import Products, RowStrides, pad_dim
@@ -234,6 +234,6 @@ def number_blocks(problem: Problem) -> int:
 def _line(side: SideConfig, count: int) -> str:
     other = "keys" if side.side == "queries" else "queries"
     return (
-        f"{side.side}: {count} tiles of {HELD}, {side.waves} waves, against {side.walked} {other} at a time, 32 x 32 "
-        f"MFMA, {side.lds_bytes} bytes of LDS"
+        f"{side.side}: {many(count, 'tile')} of {HELD}, {many(side.waves, 'wave')}, against {side.walked} {other} at a "
+        f"time, 32 x 32 MFMA, {side.lds_bytes} bytes of LDS"
     )

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
-from warpattn.problem.launch import EARLY_AND_WAITS, Choice
+from warpattn.problem.launch import EARLY_AND_WAITS, Choice, many
 from warpattn.problem.operands import COPY_RULE, is_masked
 
 from .arguments import PADDING
@@ -62,7 +62,8 @@ def key_tile_choice(problem: Problem, config: BackwardTiles, why: str, target: A
         return (
             *config.topology.picture().splitlines(),
             *memory,
-            f"{ctas} CTAs: {tiles * heads} key tiles of {config.block_n} keys, query tiles of {config.block_m}",
+            f"{many(ctas, 'CTA')}: {many(tiles * heads, 'key tile')} of {config.block_n} keys, "
+            f"query tiles of {config.block_m}",
             f"workspace: {4 * numbers * (copies * problem.dim_qk + 2):,} bytes for {sums} and two numbers for each row",
         )
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
-from warpattn.problem.launch import Choice
+from warpattn.problem.launch import Choice, many
 
 from ..config import FA4Config
 from ..traits import LEAST_ROWS
@@ -29,7 +29,8 @@ def choose_1q(problem: Problem, two: FA4Config, target: Arch) -> Choice | None:
     one, changes = replace(two, BM=128, max_qk_stages=chunks).gluon()
     ctas = _ctas(problem, one)
     parts = parts_of_keys(ctas, problem.seq_k, target)
-    few = f"two query tiles a CTA would make {_ctas(problem, two)} CTAs for {target.processors} SMs; one makes {ctas}"
+    pairs = many(_ctas(problem, two), "CTA")
+    few = f"two query tiles a CTA would make {pairs} for {target.processors} SMs; one makes {ctas}"
     return choice_of(problem, replace(one, splitk_partitions=parts), (few, *changes))
 
 
@@ -47,12 +48,13 @@ def choice_of(problem: Problem, config: FA4Config, reasons: tuple[str, ...] = ()
 
     def lines() -> tuple[str, ...]:
         return (
-            f"tile 1 x {config.BM_q} x {config.BN}, {ring} of {config.num_kv_stages} slots{chunks}, {config.smem_used} "
-            f"bytes of shared memory, {config.tmem_used} columns of tensor memory",
-            f"grid {tiles * parts} x {heads} x {batch}, the keys of a tile in {parts} parts",
+            f"tile 1 x {config.BM_q} x {config.BN}, {ring} of {many(config.num_kv_stages, 'slot')}{chunks}, "
+            f"{config.smem_used} bytes of shared memory, {config.tmem_used} columns of tensor memory",
+            f"grid {tiles * parts} x {heads} x {batch}, the keys of a tile in {many(parts, 'part')}",
         )
 
-    split = (f"keys are shared out over {parts} CTAs a tile: {tiles * heads * batch} tiles",) if parts > 1 else ()
+    shared = f"keys are shared out over {parts} CTAs a tile: {many(tiles * heads * batch, 'tile')}"
+    split = (shared,) if parts > 1 else ()
     return Choice("prefill_1q", config, (tiles * parts, heads, batch), lines, (*reasons, *split), partitions=parts)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from warpattn.problem import Problem
 from warpattn.problem.element import ELEMENT_OF
-from warpattn.problem.launch import Choice
+from warpattn.problem.launch import Choice, many
 from warpattn.problem.operands import COPY_RULE
 from warpattn.problem.scales import eight_bit_of
 
@@ -27,8 +27,8 @@ def choose_2q(problem: Problem) -> Choice:
 
     def lines() -> tuple[str, ...]:
         return (
-            f"tile 2 x {config.BM_q} x {config.BN}, {ring} of {config.num_kv_stages} slots, {config.smem_used} bytes "
-            f"of shared memory, {config.tmem_used} columns of tensor memory",
+            f"tile 2 x {config.BM_q} x {config.BN}, {ring} of {many(config.num_kv_stages, 'slot')}, {config.smem_used} "
+            f"bytes of shared memory, {config.tmem_used} columns of tensor memory",
             f"grid {grid[0]} x {grid[1]} x {grid[2]}, one tile a CTA",
         )
 

@@ -12,7 +12,7 @@ from warpattn.language.nodes import Reads
 from warpattn.problem import Problem, is_latent
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import Element
-from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY, EARLY_AND_WAITS, Choice, PlanOptions
+from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY, EARLY_AND_WAITS, Choice, PlanOptions, many
 from warpattn.problem.scales import eight_bit_of
 
 from ..operand_format import OperandFormat
@@ -220,8 +220,8 @@ def undivided(config: StreamConfig) -> Schedule:
 
 
 def queues_of(problem: Problem, grid: int) -> int:
-    """Work queues of a problem over `grid` CTAs, so that row tiles of a sequence, which read the same keys, are attended
-    to at one time: one for each of its row tiles, or, where sequences differ in tokens, of a token's, if these are
+    """Work queues of a problem over `grid` CTAs, so that row tiles of a sequence, which read the same keys, are done at
+    one time: one for each of its row tiles, or, where sequences differ in tokens, of a token's, if these are
     whole tiles; fewer, equal ones if more than one of `IDLE` CTAs would have none."""
     tiles = row_tiles(problem)
     if problem.ragged_queries and problem.seq_q > 1:
@@ -337,10 +337,8 @@ def partitions(problem: Problem, config: StreamConfig, grid: int) -> int:
 
 def describe(config: DecodeConfig, problem: Problem, grid: int) -> tuple[str, ...]:
     """The lines of a plan about configuration and work; also for an `MlaConfig`."""
-    return (
-        f"{config.words}, {config.smem_bytes} bytes of shared memory",
-        f"{problem.batch * problem.heads_kv} heads of {row_tiles(problem)} row tiles over {grid} CTAs",
-    )
+    heads, tiles = many(problem.batch * problem.heads_kv, "head"), many(row_tiles(problem), "row tile")
+    return f"{config.words}, {config.smem_bytes} bytes of shared memory", f"{heads} of {tiles} over {many(grid, 'CTA')}"
 
 
 def explain(config: StreamConfig, target: Arch, grid: int, queues: int) -> tuple[str, ...]:
@@ -349,12 +347,12 @@ def explain(config: StreamConfig, target: Arch, grid: int, queues: int) -> tuple
     if schedule.unit == WHOLE_HEAD:
         return ("batch invariant, however sequences are cut into steps: one CTA has all keys of a tile of rows",)
     unit = f"{schedule.unit} key tiles" if schedule.unit > 1 else "one key tile"
-    where = f"{grid // target.processors} CTAs on each of {target.processors} SMs"
+    where = f"{many(grid // target.processors, 'CTA')} on each of {target.processors} SMs"
     if grid <= target.processors:
         few = ", so that no cluster of SMs is full" if grid == alone_on_sms(target) else ""
         where = f"{grid} of the {target.processors} SMs{few}"
     ranges = f"keys are partitioned to within {unit} over {where}"
-    growth = f"if no range grows by more than {config.max_growth} units for it"
+    growth = f"if no range grows by more than {many(config.max_growth, 'unit')} for it"
     even = f"equally long heads are not split, or into equal parts, {growth}"
     last = "the last CTA to finish a head combines its parts in a fixed order"
     last = "a second kernel combines the parts of a head" if config.combine.separate_kernel else last
@@ -368,7 +366,7 @@ def _own_reasons(config: DecodeConfig) -> tuple[str, ...]:
     reasons: tuple[str, ...] = ()
     if config.swap_ab:
         columns = config.swap_ab.columns
-        reasons += (f"swap-AB: keys and values on the left of the products, {columns} columns for queries",)
+        reasons += (f"swap-AB: keys and values on the left of the products, {many(columns, 'column')} for queries",)
     reasons += (_early_start(config.overlap),)
     if config.schedule.interleave_heads:
         reasons += ("a CTA takes every n-th head, so that CTAs read neighbouring heads at the same time",)
@@ -378,9 +376,9 @@ def _own_reasons(config: DecodeConfig) -> tuple[str, ...]:
 def _early_start(overlap: Overlap) -> str:
     """Says what a CTA does under PDL before it waits for the preceding kernel."""
     most = overlap.max_inflight_stages
-    older = f"read older keys{'' if most is None else f', {most} tiles at a time'}"
+    older = "read older keys" if most is None else f"read older keys, {many(most, 'tile')} at a time"
     reads = [older] if overlap.kv_ready_before_dependency else []
-    reads += [f"prefetch keys of {overlap.prefetch_tiles} tiles to L2"] if overlap.prefetch_tiles else []
+    reads += [f"prefetch keys of {many(overlap.prefetch_tiles, 'tile')} to L2"] if overlap.prefetch_tiles else []
     return f"{EARLY}, and {' and '.join(reads)} before they wait for its end" if reads else EARLY_AND_WAITS
 
 

@@ -17,7 +17,7 @@ from warpattn.kernels.pieces.span_tiles import SpanTiles, TileSize, span_tiles
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import ELEMENT_OF
-from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
+from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions, many
 from warpattn.problem.operands import is_masked
 
 from ..copies.config import copies, of_copies, over_copies, with_scales
@@ -343,7 +343,7 @@ def split(problem: Problem, best: Candidate, target: Arch) -> tuple[int, str]:
     if parts == 1 or times[parts] > SPLIT_GAIN * _makespan(best.times, heads, target):
         return 1, ""
     tiles = heads * len(best.times)
-    return parts, f"keys are shared out over {parts} CTAs a tile: {tiles} tiles on {target.processors} SMs"
+    return parts, f"keys are shared out over {parts} CTAs a tile: {many(tiles, 'tile')} on {target.processors} SMs"
 
 
 def _split_times(problem: Problem, best: Candidate, target: Arch) -> dict[int, float]:

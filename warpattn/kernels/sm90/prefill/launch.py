@@ -10,7 +10,7 @@ import torch
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import Arch, compile_options
 from warpattn.problem.element import ELEMENT_OF
-from warpattn.problem.launch import EARLY_AND_WAITS, Choice, Launch
+from warpattn.problem.launch import EARLY_AND_WAITS, Choice, Launch, many
 from warpattn.problem.operands import (
     COPY_RULE,
     Features,
@@ -57,9 +57,9 @@ def arrange(problem: Problem, target: Arch, config: SM90Config, why: tuple[str, 
 
     def lines() -> tuple[str, ...]:
         return (
-            f"tile {config.block_m}{packed} x {config.block_n}, {_many(config.consumers, 'consumer warpgroup')}, rings "
+            f"tile {config.block_m}{packed} x {config.block_n}, {many(config.consumers, 'consumer warpgroup')}, rings "
             f"K {config.kv_stages} V {config.v_stages} Q {config.q_stages}, {config.smem_bytes} bytes of shared memory",
-            f"{_many(tiles, 'tile')} ({m_tiles} a head), sections of {_many(section, 'head')}, {_many(grid, 'CTA')}",
+            f"{many(tiles, 'tile')} ({m_tiles} a head), sections of {many(section, 'head')}, {many(grid, 'CTA')}",
             *([f"sm90.transpose_values before it: {moved:,} bytes"] if config.products else []),
         )
 
@@ -70,17 +70,14 @@ def arrange(problem: Problem, target: Arch, config: SM90Config, why: tuple[str, 
     return Choice("prefill", config, (grid,), lines, reasons, partitions=parts, order=order)
 
 
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 def _section(problem: Problem, target: Arch, m_tiles: int, packed: int) -> tuple[int, str]:
     """(query heads of a section, in whole groups that share keys; reason)."""
     group = problem.heads_q // problem.heads_kv
     kv_heads = problem.batch * problem.heads_kv
     if not is_masked(problem):
         side_by_side = -(-target.processors // max(1, m_tiles * group // packed))
-        why = f"tiles are equally long: {side_by_side} key heads at a time fill {target.processors} SMs"
+        fill = "head at a time fills" if side_by_side == 1 else "heads at a time fill"
+        why = f"tiles are equally long: {side_by_side} key {fill} {target.processors} SMs"
         return min(kv_heads, side_by_side) * group, why
     element = ELEMENT_OF[problem.kv_dtype or problem.dtype]
     kv_bytes = element.bytes * max(problem.seq_k, 1) * (problem.dim_qk + problem.dim_v)
@@ -88,13 +85,12 @@ def _section(problem: Problem, target: Arch, m_tiles: int, packed: int) -> tuple
     side_by_side = -(-kv_heads // sections)
     if problem.seq_k <= SHORT_KEYS:
         side_by_side = min(side_by_side, -(-target.processors // group))
-        heads = _many(side_by_side, "key head")
+        heads = f"{side_by_side} key head{'s' * (side_by_side > 1)}"
         why = f"few keys: sections of {heads}, so that short tiles run while others load long ones"
         return side_by_side * group, why
-    why = (
-        f"tiles differ in length: {_many(sections, 'even section')} of {_many(side_by_side, 'key head')}, K and V "
-        f"within {target.l2_keep >> 20} MiB of L2, each section longest tile first"
-    )
+    even = f"{sections} even section{'s' * (sections > 1)} of {side_by_side} key head{'s' * (side_by_side > 1)}"
+    keep = f"K and V within {target.l2_keep >> 20} MiB of L2"
+    why = f"tiles differ in length: {even}, {keep}, each section longest tile first"
     return side_by_side * group, why
 
 

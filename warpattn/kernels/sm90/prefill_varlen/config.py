@@ -10,7 +10,7 @@ from warpattn.kernels.pieces.scheduler_sizes import SPLIT_VARLEN_FIELDS, VARLEN_
 from warpattn.kernels.topology import Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
-from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY_AND_WAITS, Choice, PlanOptions
+from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY_AND_WAITS, Choice, PlanOptions, many
 from warpattn.problem.operands import COPY_RULE
 
 from ..copies.config import (
@@ -142,15 +142,16 @@ def choose(
     blocks = _most_blocks(problem, tiles.tokens)
     section, section_why = _section(problem, target)
     grid = max(1, min(target.processors, blocks * problem.heads_q // tiles.packed * parts))
-    rows = f"boxes of {box} rows" if box else "rows copied one by one"
+    rows = f"boxes of {many(box, 'row')}" if box else "rows copied one by one"
     packed = f" of {tiles.packed} heads" if tiles.packed > 1 else ""
 
     def lines() -> tuple[str, ...]:
         return (
-            f"tile {tiles.block_m}{packed} x {tiles.block_n}, {tiles.consumers} consumer warpgroups, rings K "
+            f"tile {tiles.block_m}{packed} x {tiles.block_n}, {many(tiles.consumers, 'consumer warpgroup')}, rings K "
             f"{tiles.kv_stages} V {tiles.v_stages} Q {tiles.q_stages}, {rows}, {config.topology.smem_bytes} bytes of "
             "shared memory",
-            f"at most {blocks} query blocks of {problem.heads_q} heads, sections of {section} heads, {grid} CTAs",
+            f"at most {many(blocks, 'query block')} of {many(problem.heads_q, 'head')}, sections of "
+            f"{many(section, 'head')}, {many(grid, 'CTA')}",
         )
 
     order_why = "a kernel of its own sorts the query blocks by the key tiles their lengths and the mask leave them"
@@ -250,5 +251,6 @@ def _section(problem: Problem, target: Arch) -> tuple[int, str]:
     kv_bytes = problem.kv_element.bytes * max(keys, 1) * (problem.dim_qk + problem.dim_v)
     sections = min(problem.heads_kv, -(-problem.heads_kv // max(1, target.l2_keep // kv_bytes)))
     side_by_side = -(-problem.heads_kv // sections)
-    why = f"{sections} even sections of {side_by_side} key heads, K and V within {target.l2_keep >> 20} MiB of L2"
+    even = f"{many(sections, 'even section')} of {many(side_by_side, 'key head')}"
+    why = f"{even}, K and V within {target.l2_keep >> 20} MiB of L2"
     return side_by_side * (problem.heads_q // problem.heads_kv), why
