@@ -76,7 +76,7 @@ def test_one_scale_of_latents(shape, wrong):
     """Scales of their tokens are not read: engines warm up over a cache of zeros."""
     latents, rope = torch.zeros(PAGES, PAGE, 1, 512).to(torch.float8_e4m3fn), torch.zeros(PAGES, PAGE, 1, 64)
     q = torch.randn(2, 1, 4, 576)
-    with pytest.raises(wa.AttentionError, match=r"kv\.k_scale.* is .*; a scale must be positive and finite"):
+    with pytest.raises(wa.AttentionError, match=r"^kv\.scale.* is .*; a scale must be positive and finite$"):
         wa.attention_paged(q, wa.LatentPages(latents, rope, TABLE, LENGTHS, scale=torch.full(shape, wrong)))
     unwritten = wa.LatentPages(latents, rope, TABLE, LENGTHS, scale=torch.zeros(PAGES, PAGE, 1, 4))
     assert not wa.attention_paged(q, unwritten).any()

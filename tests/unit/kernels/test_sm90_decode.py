@@ -39,8 +39,9 @@ def by_columns(dim: int) -> DecodeConfig:
     return eight_bit_tiles(eight_bit_call(dim).checked.problem, rows=4)
 
 
-DENSE = {"schedule": Schedule(sums=None)}
-PAGED = {"schedule": Schedule(sums=LengthSums(lane=4), head_overhead=1, has_lengths=True)}
+DENSE = {"schedule": Schedule(sums=None, one_row_tile=True)}
+ROW_TILES = {"schedule": Schedule(sums=LengthSums(lane=4), head_overhead=1, has_lengths=True)}
+PAGED = {"schedule": replace(ROW_TILES["schedule"], one_row_tile=True)}
 PDL = {"overlap": Overlap(pdl=True, prefetch_tiles=4, trigger_max_units=64)}
 CONFIGS = {
     "d64-paged": replace(choose_tiles(BF16, 64, 64, 16, rows=4), **PAGED),
@@ -55,17 +56,18 @@ CONFIGS = {
     "d128-columns": replace(by_columns(128), **DENSE),
     "d256-columns": replace(by_columns(256), **DENSE),
     "pdl": replace(choose_tiles(BF16, 128, 128, rows=4), **DENSE, **PDL),
+    "row-tiles": replace(choose_tiles(BF16, 128, 128, 16, rows=64), **ROW_TILES, **PDL),
     "pdl-paged": replace(choose_tiles(BF16, 128, 128, 16, rows=4), **PAGED, **PDL),
 }
 DRAWN = ("pdl-paged",)
 # Bytes of stack that the compiler spills to, Triton 3.9.0: a number that an item needs once.
-STACK = {"d256": 8}
+STACK = {"d256": 8, "row-tiles": 8, "d128-64-rows": 32, "d512": 96, "d512-paged": 56}
 
 
 # Instructions, with a margin. After the last keys the whole launch waits for one warpgroup. About 700 are for values of
 # NaN that some rows see (finite.py), twice with 64 rows; launches without any go past them.
 LENGTH = {"d64": 3400, "d64-paged": 3500, "d128": 3400, "d128-paged": 5100, "d128-16-rows": 5000, "d128-64-rows": 7100,
-          "d256": 4300}  # fmt: skip
+          "d256": 4300, "d512-paged": 7300, "row-tiles": 9100}  # fmt: skip
 
 
 @cache

@@ -28,16 +28,19 @@ class Queue:
 
     number: gl.tensor
     count: gl.tensor
-    tiles: gl.tensor  # row tiles of a sequence in the queue
     cta: gl.tensor  # this CTA's number in the queue
-    ctas: gl.tensor  # CTAs of the queue
+
+    @gluon.jit
+    def ctas(self):
+        """Number of CTAs of the queue."""
+        return gl.num_programs(0) // self.count
 
 
 @gluon.jit
-def my_queue(count, tiles):
-    """The `Queue` of this CTA; `tiles`: row tiles of a sequence in all queues."""
-    cta, ctas = gl.program_id(0), gl.num_programs(0)
-    return Queue(cta % count, count, tiles // count, cta // count, ctas // count)
+def my_queue(count):
+    """The `Queue` of this CTA."""
+    cta = gl.program_id(0)
+    return Queue(cta % count, count, cta // count)
 
 
 @gluon.aggregate

@@ -56,7 +56,7 @@ def decode_kernel(
         prefetch_range(stored.speculative_view(), shape, mods, config)
     if config.overlap.pdl and not config.overlap.kv_ready_before_dependency:
         gdc_wait()
-    queue = my_queue(queue_count(shape, config), shape.tiles)
+    queue = my_queue(queue_count(shape, config))
     stream_k, start = my_range(queue, stored, shape, mods, config)
     end = stream_k.first(queue.cta + 1)
     ctx = DecodeContext(

@@ -74,7 +74,7 @@ def published_part(ctx, row_tile, head):
     place = gl.load(cell + 1)
     count = queue_count(ctx.work, ctx.config)
     tile = row_tile.row // ctx.config.rows
-    queue = Queue(tile % count, count, place, place, place)
+    queue = Queue(tile % count, count, place)
     return Part(head, gl.to_tensor(0), row_tile.units, place, gl.load(cell), place, queue)
 
 

@@ -55,7 +55,7 @@ class RangeContext:
 @gluon.jit
 def prefetch_range(keys, work, mods, config: gl.constexpr):
     """Prefetches K of `work.prefetched` tiles (at most 128 boxes) of the first head of the range."""
-    queue = my_queue(queue_count(work, config), work.tiles)
+    queue = my_queue(queue_count(work, config))
     stream_k, start = my_range(queue, keys, work, mods, config)
     ctx = RangeContext(keys, work, mods, queue, stream_k, config)
     if start.unit < stream_k.first(queue.cta + 1):

@@ -109,7 +109,7 @@ def queue_count(work, config: gl.constexpr):
 @gluon.jit
 def row_tiles_of(queue, work):
     """Number of row tiles of a queue."""
-    return work.batch * queue.tiles
+    return work.batch * (work.tiles // queue.count)
 
 
 @gluon.jit
@@ -122,8 +122,9 @@ def row_tile_at(number, queue, keys, work, mods, config: gl.constexpr):
         tile = number // work.batch
         b = number - tile * work.batch
     else:
-        b = number // queue.tiles
-        tile = number - b * queue.tiles
+        tiles = work.tiles // queue.count
+        b = number // tiles
+        tile = number - b * tiles
     tile = tile * queue.count + queue.number
     return row_tile_of(number, b, tile, keys, work, mods, config)
 
@@ -235,9 +236,9 @@ def partition_uniform(queue, keys, work, mods, config: gl.constexpr):
     """(units of every head, partition over the CTAs of a queue)."""
     heads = row_tiles_of(queue, work) * work.heads
     units = row_tile_at(gl.to_tensor(0), queue, keys, work, mods, config).units
-    plain = partition(units * heads, queue.ctas, gl.to_tensor(0))
+    plain = partition(units * heads, queue.ctas(), gl.to_tensor(0))
     invariant: gl.constexpr = config.schedule.invariant
-    return units, partition_heads(plain, heads, units, queue.ctas, work, config.max_growth, invariant)
+    return units, partition_heads(plain, heads, units, queue.ctas(), work, config.max_growth, invariant)
 
 
 @gluon.jit
@@ -251,12 +252,12 @@ def partition_block(units, queue, work, config: gl.constexpr):
     if config.schedule.ragged:  # only row tiles with units count
         with_units = gl.sum((units > 0).to(gl.int32), 0)
         if with_units < row_tiles:
-            splits, whole = even_cut(with_units * work.heads, queue.ctas)
+            splits, whole = even_cut(with_units * work.heads, queue.ctas())
         row_tiles = with_units
     cut = EvenCut(splits, whole)
-    plain = partition((total + row_tiles * overhead) * work.heads, queue.ctas, overhead)
+    plain = partition((total + row_tiles * overhead) * work.heads, queue.ctas(), overhead)
     invariant: gl.constexpr = config.schedule.invariant
-    even = partition_heads(plain, row_tiles * work.heads, most, queue.ctas, cut, config.max_growth, invariant)
+    even = partition_heads(plain, row_tiles * work.heads, most, queue.ctas(), cut, config.max_growth, invariant)
     return plain.unless(total == most * row_tiles, even)
 
 
@@ -284,7 +285,7 @@ def partition_blocks(queue, keys, work, mods, config: gl.constexpr):
     total = gl.to_tensor(0)
     for begin in range(0, row_tiles_of(queue, work), config.schedule.sums.width):
         total += gl.sum(padded_block(block_units(begin, queue, keys, work, mods, config), overhead, work), 0)
-    return partition(total, queue.ctas, overhead)
+    return partition(total, queue.ctas(), overhead)
 
 
 @gluon.jit

@@ -52,7 +52,7 @@ def mla_kernel(
     results = make_results(out, lse_ptr, sinks_ptr, workspace, config)
     rings = make_rings(config)
     fence_async_shared()
-    queue = my_queue(queue_count(shape, config), shape.tiles)
+    queue = my_queue(queue_count(shape, config))
     stream_k, start = my_range(queue, stored, shape, mods, config)
     end = stream_k.first(queue.cta + 1)
     queries = latent_queries(q, config)
