@@ -58,7 +58,7 @@ def profile(peer: str, cases: Sequence[str], metrics: Sequence[str] = METRICS) -
     calls, complaint = split(parse(done.stdout)), _complaint(done.stdout + done.stderr)
     calls += [[]] * (len(rows) - len(calls))
     return [
-        row | ({"metrics": combine(kernels), "kernels": kernels} if kernels else {"reason": complaint})
+        row | (counted(kernels) if kernels else {"reason": complaint})
         for row, kernels in zip(rows, calls, strict=True)
     ]
 
@@ -93,6 +93,12 @@ def parse(text: str) -> list[dict[str, Any]]:
         kernel = kernels.setdefault(row["ID"], {"name": row["Kernel Name"], "metrics": {}})
         kernel["metrics"][row["Metric Name"]] = value
     return list(kernels.values())
+
+
+def counted(kernels: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a record has of a call: its counters, and of several kernels also each one's."""
+    each = kernels if len(kernels) > 1 else [{"name": kernels[0]["name"]}]
+    return {"metrics": combine(kernels), "kernels": each}
 
 
 def combine(kernels: Iterable[dict[str, Any]]) -> dict[str, float]:

@@ -85,8 +85,7 @@ def count(names: Sequence[str]) -> list[dict[str, Any]]:
         print(done.stdout[-2000:], done.stderr[-2000:], flush=True)
     rows = []
     for name, kernels in zip(names, calls, strict=False):
-        counted = {"metrics": ncu.combine(kernels), "kernels": kernels} if kernels else {}
-        rows.append({"problem": name, **counted})
+        rows.append({"problem": name, **(ncu.counted(kernels) if kernels else {})})
     return rows
 
 

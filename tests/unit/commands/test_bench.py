@@ -380,6 +380,8 @@ def test_ncu_csv_is_parsed_and_kernels_of_a_call_add_up():
     ]
     kernels = ncu.parse("\n".join(lines))
     assert [kernel["name"] for kernel in kernels] == ["prefill", "combine"]
+    assert ncu.counted(kernels)["kernels"] == kernels
+    assert ncu.counted(kernels[:1]) == {"metrics": kernels[0]["metrics"], "kernels": [{"name": "prefill"}]}
     total = ncu.combine(kernels)
     assert total["sm__cycles_elapsed.max"] == 5_071_000
     assert total["gpu__time_duration.sum"] == pytest.approx(3.401e-3)
