@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
@@ -88,9 +88,9 @@ def warm(
     "engine" for only those of our engine plug-ins: slots, ragged prompts and steps over pages. cache: the format of
     8-bit pages, for layers without their own; without it pages have the layers' dtype. arch: a name of `plan --arch`
     or sm103 (B300); None: that of the current device, which there must be. processes: most parallel compilers; None:
-    one per core, or up to a quarter more so that no slow kernel waits for another. progress: called with the part done,
-    0 .. 1. Covers `attention`, `attention_varlen`, `attention_paged` with and without ragged queries, plans of them,
-    `append_paged` and `append_slots` without rotation; tensors are laid out as engines do, in rows of 16 bytes.
+    one per core. progress: called with the part done, 0 .. 1. Covers `attention`, `attention_varlen`, `attention_paged`
+    with and without ragged queries, plans of them, `append_paged` and `append_slots` without rotation; tensors are laid
+    out as engines do, in rows of 16 bytes.
 
     Raises AttentionError for unknown calls or architectures, for layers that the kernels do not take, and if the cache
     cannot keep kernels.
@@ -112,16 +112,33 @@ def warm(
     layers = layers if cache is None else with_cache(layers, cache)
     context = compilers.start(__name__, arch)  # the server imports while this process plans
     progress(0.0)
-    kernels = list(kernels_of(layers, largest, arch, calls))
-    missing = sorted((kernel for kernel in kernels if kernel_cache.load(kernel.file) is None), key=rank)
-    workers = whole(processes, 1) or processes_for(missing, os.cpu_count() or 1)
+    workers = whole(processes, 1) or os.cpu_count() or 1
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(dict(os.environ),)) as pool:
-        compiled = partial(_compile, page_size=largest.page_size, arch=arch)
-        futures = [pool.submit(compiled, kernel) for kernel in missing]
-        for done, future in enumerate(as_completed(futures), 1):
-            future.result()
-            progress(done / len(futures))
-    return Warmed(len(kernels), len(missing))
+        compile_one = partial(pool.submit, partial(_compile, page_size=largest.page_size, arch=arch))
+        try:
+            number, futures = _begun(kernels_of(layers, largest, arch, calls), compile_one)
+            for done, future in enumerate(as_completed(futures), 1):
+                future.result()
+                progress(done / len(futures))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return Warmed(number, len(futures))
+
+
+def _begun(kernels: Iterable[Needed], compile_one: Callable[[Needed], Future[None]]) -> tuple[int, list[Future[None]]]:
+    """Begin to compile what the cache lacks, the slowest while the caller still looks for more, so that no core has one
+    at the end; return the number of kernels and what has begun."""
+    number, begun, waiting = 0, [], []
+    for kernel in kernels:
+        number += 1
+        if kernel_cache.load(kernel.file) is not None:
+            continue
+        if rank(kernel) == 0:
+            begun.append(compile_one(kernel))
+        else:
+            waiting.append(kernel)
+    return number, begun + [compile_one(kernel) for kernel in sorted(waiting, key=rank)]
 
 
 def _layers(model: str | PathLike[str] | Mapping[str, Any] | Sequence[Layer]) -> Sequence[Layer]:
@@ -137,13 +154,8 @@ def _layers(model: str | PathLike[str] | Mapping[str, Any] | Sequence[Layer]) ->
 
 
 def rank(kernel: Needed) -> int:
-    """Order kernels by compile time, 0 for the slowest: starting these first leaves no core with one at the end."""
+    """Order kernels by compile time, 0 for the slowest."""
     return next((rank for rank, part in enumerate(("prefill", "decode", "mla")) if part in kernel.name), 3)
-
-
-def processes_for(kernels: Sequence[Needed], cores: int) -> int:
-    """Return the number of compiling processes: one per core, up to a quarter more if more kernels are slow."""
-    return min(max(cores, sum(rank(kernel) == 0 for kernel in kernels)), cores * 5 // 4)
 
 
 def _begin(environment: dict[str, str]) -> None:

@@ -5,6 +5,8 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -26,11 +28,11 @@ from warpattn.serving.warming import (
     STEP,
     Example,
     Needed,
+    _begun,
     examples_of,
     kernels_of,
     kinds_of_engines,
     launches_of,
-    processes_for,
     warm,
 )
 
@@ -226,12 +228,23 @@ def test_engines_compile_nothing_for_other_steps() -> None:
                 assert file in files, (example, launch.name)
 
 
-@pytest.mark.parametrize(("long", "processes"), [(0, 16), (10, 16), (17, 17), (20, 20), (33, 20)])
-def test_processes_for_kernels_that_take_long(long: int, processes: int) -> None:
-    """Two rounds of them where a few more processes than cores would do take longest."""
-    name, example = "sm90.prefill_varlen", Example(Layer(2, 1, 64, 64), "ragged", 1, 1)
-    kernels = [Needed(example, 0, name if n < long else "sm90.order", None) for n in range(40)]
-    assert processes_for(kernels, 16) == processes and processes_for(kernels, 1) == 1
+def test_slow_kernels_begin_while_others_are_looked_for() -> None:
+    names = ["sm90.order", "sm90.prefill_varlen", "sm90.mla", "sm90.prefill", "sm90.decode"]
+    example, said = Example(Layer(2, 1, 64, 64), "ragged", 1, 1), []
+
+    def kernels() -> Iterator[Needed]:
+        for name in names:
+            said.append("looked for " + name)
+            yield Needed(example, 0, name, None)
+
+    def compile_one(kernel: Needed) -> Future[None]:
+        said.append(kernel.name)
+        return Future()
+
+    number, begun = _begun(kernels(), compile_one)
+    looked = [f"looked for {name}" for name in names]
+    assert said == [*looked[:2], names[1], *looked[2:4], names[3], looked[4], names[4], names[2], names[0]]
+    assert number == len(begun) == 5
 
 
 def test_examples_reach_the_largest_step() -> None:
