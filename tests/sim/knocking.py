@@ -16,6 +16,8 @@ SM90_PREFILL = [  # the dense kernel and those of lengths have these roles in co
     ("ttng.fence_async_shared", "# TMA sees the new barriers", "not modelled"),
     ("ttng.wait_barrier", ".consumer_wait(", TURNS, LATER),
     ("ttng.wait_barrier", "wait_full(", TURNS, LATER),
+    ("ttng.wait_barrier", "q_state = load_q(ctx, producer_state(", FRESH),
+    ("ttng.wait_barrier", "cursor = load_first_keys(ctx, cursor, tile, span)", FRESH),
 ]
 
 

@@ -125,12 +125,6 @@ def fetch_next(counter, work, number):
 
 
 @gluon.jit
-def fetch_nothing():
-    """A value of the kind that `fetch_next` returns."""
-    return gl.full([32], 0, gl.int32, LANES)
-
-
-@gluon.jit
 def resolve_next(counter, work, number, taken):
     """The tile number of `fetch_next`'s answer `taken`; the last answer of a launch resets the counter."""
     total = work.total()
