@@ -230,10 +230,14 @@ def queues_of(problem: Problem, grid: int) -> int:
     return next((n for n in range(min(tiles, grid), 1, -1) if tiles % n == 0 and grid % n * IDLE <= grid), 1)
 
 
+def queue_row_tiles(problem: Problem, grid: int) -> int:
+    """Row tiles of each work queue."""
+    return problem.batch * row_tiles(problem) // queues_of(problem, grid)
+
+
 def schedule_of(problem: Problem, schedule: Schedule, grid: int) -> Schedule:
     """The schedule with the problem's lengths and row tiles."""
-    tiles = row_tiles(problem)
-    row_tiles_of_queue = problem.batch * tiles // queues_of(problem, grid)
+    tiles, row_tiles_of_queue = row_tiles(problem), queue_row_tiles(problem, grid)
     schedule = replace(schedule, has_lengths=problem.kind != "dense", one_row_tile=tiles == 1)
     schedule = replace(schedule, ragged=problem.ragged_queries, one_token=problem.ragged_queries and problem.seq_q == 1)
     if problem.kind == "dense" and tiles == 1 and _same_span(problem.span_reads):
