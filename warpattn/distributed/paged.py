@@ -21,7 +21,7 @@ from warpattn.distributed.agreement import agree, described
 from warpattn.distributed.merge import exact_dtype, merged
 from warpattn.distributed.place import Pages, PlacedMask, PlacedScore, depends_on
 from warpattn.distributed.ranks import Ranks, ranks_of
-from warpattn.errors import AttentionError, Rules
+from warpattn.errors import AttentionError, Rules, many
 from warpattn.inputs import is_tensor, kind_of
 from warpattn.language.traced import whole
 from warpattn.masks import Causal, Full, Mask
@@ -262,7 +262,8 @@ def _check(given: Given, flags: dict[str, bool]) -> None:
     rules.require(whole(kv.turn, 1) is not None, f"kv.turn is {kind_of(kv.turn)}", "it must be an int of at least 1")
     rules.done()
     columns = pages.block_table.shape[1]
-    rules.require(columns % kv.turn == 0, f"kv.pages.block_table has {columns} columns", f"turns have {kv.turn} pages")
+    what = f"kv.pages.block_table has {many(columns, 'column')}"
+    rules.require(columns % kv.turn == 0, what, f"turns have {kv.turn} pages")
     if flags["same_bits"]:
         looks = given.is_placed(given.seen) or depends_on(given.seen, "b") or given.seen.additive() is not None
         scored = given.score is not None and (given.is_placed(given.score) or depends_on(given.score, "b"))

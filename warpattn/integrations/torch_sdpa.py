@@ -25,7 +25,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import TorchFunctionMode
 
 from warpattn.api import attention, attention_varlen
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, many
 from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.integrations import torch_multi_head
 from warpattn.integrations.autocast import autocast
@@ -93,7 +93,7 @@ def scaled_dot_product_attention(
 def _repeated(x: Tensor, heads: int, dim: int) -> Tensor:
     """Repeat each head, in `dim`, to get `heads`; keys and values may have different numbers of heads."""
     if not x.shape[dim] or heads % x.shape[dim]:
-        what = f"query has {heads} heads and key or value {x.shape[dim]}"
+        what = f"query has {many(heads, 'head')} and key or value {x.shape[dim]}"
         raise AttentionError(f"{what}; they must divide those of query")
     return x.repeat_interleave(heads // x.shape[dim], dim=dim)
 
@@ -228,7 +228,7 @@ def _nested(
         raise AttentionError("value has other lengths than key; they must be equal")
     heads = q.shape[1]
     if not enable_gqa and {k.shape[1], v.shape[1]} - {1, heads}:
-        what = f"query has {heads} heads, key {k.shape[1]} and value {v.shape[1]}"
+        what = f"query has {many(heads, 'head')}, key {k.shape[1]} and value {v.shape[1]}"
         raise AttentionError(f"{what}; enable_gqa=True lets heads of query be a multiple")
     q, k, v = (autocast(x) for x in (q, k, v))
     if k.shape[1] != v.shape[1]:

@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, many
 from warpattn.kernels.topology import Registers
 from warpattn.language.nodes import Reads
 from warpattn.problem import Problem, is_latent
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import Element
-from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY, EARLY_AND_WAITS, Choice, PlanOptions, many
+from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY, EARLY_AND_WAITS, Choice, PlanOptions
 from warpattn.problem.scales import eight_bit_of
 
 from ..operand_format import OperandFormat
@@ -61,7 +61,7 @@ def check_takes(problem: Problem) -> None:
     """Raises AttentionError for a problem that decode does not take."""
     if not takes(problem):
         rule = f"the decode kernel takes dense or paged keys and 1 to {MAX_TOKENS} query tokens"
-        raise AttentionError(f"the problem is {problem.kind} with {problem.seq_q} query tokens; {rule}")
+        raise AttentionError(f"the problem is {problem.kind} with {many(problem.seq_q, 'query token')}; {rule}")
 
 
 def serves(problem: Problem) -> bool:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, many
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import compile_options
-from warpattn.problem.launch import Choice, Launch, many
+from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import Features, Operands, modifier_args, programs
 from warpattn.problem.scales import ColumnScaleRows, scale_rows
 from warpattn.sequences import PagedKV, PagedRagged, Sequence
