@@ -117,12 +117,16 @@ def swapped() -> Iterator[None]:
     use_reentrant=False runs again in backward is one, too, in the block or after it; what one with use_reentrant=True
     runs again calls torch's function, with the same gradients up to rounding, unless it enters a block itself.
     """
-    with _Swap():
+    with _Swap(None if torch.compiler.is_compiling() else _pack_hook()):
         yield
 
 
 class _Swap(TorchFunctionMode):
-    """Redirects calls of torch's function to ours."""
+    """Redirects calls of torch's function to ours. pack: the hook of the checkpoint that the block is in."""
+
+    def __init__(self, pack: Any) -> None:
+        super().__init__()
+        self.pack = pack
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.scaled_dot_product_attention:
@@ -132,21 +136,28 @@ class _Swap(TorchFunctionMode):
         else:
             return func(*args, **(kwargs or {}))
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            _swap_when_run_again()
+            self._swap_when_run_again()
         return func(*args, **(kwargs or {}))
 
+    def _swap_when_run_again(self) -> None:
+        """Let the non-reentrant checkpoint within the block that a call is in, if any, run its function again in one.
 
-def _swap_when_run_again() -> None:
-    """Let the non-reentrant checkpoint that a call is in, if any, run its function again within such a block.
+        torch compares the tensors that the two runs save, but repeats autocast and a default device only. The
+        checkpoint is known by the frame in its hook for saved tensors, where tests find it.
+        """
+        pack = _pack_hook()
+        if pack is self.pack:
+            return
+        for cell in getattr(pack, "__closure__", None) or ():
+            run = getattr(frame := cell.cell_contents, "recompute_fn", None)
+            if run is not None and not isinstance(run, _Again):
+                frame.recompute_fn = _Again(run)
 
-    torch compares the tensors that the two runs save, but repeats autocast and a default device only. The checkpoint is
-    known by the frame in its hook for saved tensors, where tests find it.
-    """
-    pack, _ = torch._C._autograd._top_saved_tensors_default_hooks(True) or (None, None)  # type: ignore[attr-defined]
-    for cell in getattr(pack, "__closure__", None) or ():
-        run = getattr(frame := cell.cell_contents, "recompute_fn", None)
-        if run is not None and not isinstance(run, _Again):
-            frame.recompute_fn = _Again(run)
+
+def _pack_hook() -> Any:
+    """Return the innermost hook for saved tensors, or None."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+    return hooks and hooks[0]
 
 
 class _Again(NamedTuple):
@@ -155,7 +166,7 @@ class _Again(NamedTuple):
     run: Callable[..., None]
 
     def __call__(self, *args: Any) -> None:
-        with _Swap():
+        with _Swap(None):
             self.run(*args)
 
 

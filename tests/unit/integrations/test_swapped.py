@@ -113,6 +113,19 @@ def test_checkpointing_of_a_function_that_enters_the_block(reentrant, ours):
     torch.testing.assert_close(x.grad, expected)
 
 
+def test_a_block_within_a_checkpoint_ends_there(ours):
+    """When it runs again, too: calls after the block are torch's."""
+    x = torch.randn(1, 2, 6, 8, requires_grad=True)
+
+    def run(x):
+        with swapped():
+            x = F.scaled_dot_product_attention(x, x, x)
+        return F.scaled_dot_product_attention(x, x, x).sin()
+
+    checkpoint(run, x, use_reentrant=False).square().sum().backward()
+    assert len(ours) == 2
+
+
 def keep_products(context, op, *args, **kwargs):
     """A policy of selective checkpointing."""
     return CheckpointPolicy.MUST_SAVE if "mm" in str(op) else CheckpointPolicy.PREFER_RECOMPUTE
