@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from typing import NamedTuple
 import torch
 
 import warpattn as wa
+from bench.measure.arguments import status
 from warpattn.problem import Call, validate
 from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands
@@ -141,4 +143,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(status(main))

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.measure.arguments import status
 from bench.measure.timing import Summary
 
 WARM_RUNS = 5
@@ -83,8 +84,13 @@ def _run_child() -> None:
     print(json.dumps({"import_s": imported, "first_s": times[0], "second_s": times[1], "device": device}))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Prints what `measure` gives, or is one of its processes."""
     if sys.argv[1:] == ["--child"]:
         _run_child()
     else:
         print(json.dumps(measure(), indent=1))
+
+
+if __name__ == "__main__":
+    sys.exit(status(main))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +23,7 @@ import warpattn as wa
 from bench.cases import Case
 from bench.decode import cases as decode_cases
 from bench.measure import inputs
+from bench.measure.arguments import status
 from bench.measure.timing import Summary, paired_ratio
 from bench.peers import OWN, PEERS, first_line
 
@@ -152,4 +154,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(status(main))

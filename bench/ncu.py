@@ -23,6 +23,7 @@ import torch
 
 from bench.cases import find, groups
 from bench.measure import inputs, record, table
+from bench.measure.arguments import status
 from bench.peers import PEERS
 
 METRICS = (
@@ -182,4 +183,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status(main))

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from bench.cases import Case
 from bench.measure import record
+from bench.measure.arguments import status
 from bench.peers import OWN
 
 OWN_COLOR = "#d1495b"
@@ -86,4 +88,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(status(partial(main, sys.argv[1:])))

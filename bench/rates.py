@@ -25,6 +25,7 @@ import torch
 
 from bench.cases import Case
 from bench.choices import CHOSEN, checked, empty
+from bench.measure.arguments import status
 from warpattn.kernels.sm90.candidates import described
 from warpattn.kernels.sm90.prefill.choice import (
     Candidate,
@@ -293,4 +294,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status(main))

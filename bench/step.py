@@ -10,6 +10,7 @@ takes seconds.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 import warpattn as wa
-from bench.measure.arguments import positive, require_card
+from bench.measure.arguments import positive, require_card, status
 from bench.measure.machine import describe
 from bench.measure.record import save
 from bench.measure.timing import DeviceSample, Summary, interleave, paired_ratio
@@ -216,4 +217,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(status(main))

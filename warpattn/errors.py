@@ -12,6 +12,11 @@ from typing import Any
 from warpattn.inputs import kind_of, tensor_fault
 
 
+def many(count: int, noun: str) -> str:
+    """Say a number of things: "1 tile", "2 tiles"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 class AttentionError(ValueError):
     """Input that breaks one or more rules.
 

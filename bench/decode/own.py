@@ -11,7 +11,7 @@ from torch import Tensor
 import warpattn as wa
 from bench.decode.cases import Inputs
 from bench.peers.adapter import Call
-from warpattn.kernels.sm90.decode.choice import choose, most_stages
+from warpattn.kernels.sm90.decode.choice import choose, most_stages, schedule_of
 from warpattn.kernels.sm90.decode.config import with_fields
 from warpattn.kernels.sm90.decode.launch import list_launches
 from warpattn.kernels.sm90.mla import config as mla
@@ -39,7 +39,7 @@ def own_calls(layers: Sequence[Inputs], fields: dict[str, int]) -> list[Call]:
     terms = PlanOptions(bool(fields.pop("invariant", 0)), bool(fields.pop("settled", 0)))
     swap_ab = fields.pop("swap_ab", None)
     choice = choice_of(ready.problem, fields.pop("ctas", None), terms, None if swap_ab is None else bool(swap_ab))
-    choice = replace(choice, grid=(grid,)) if grid else choice
+    choice = over(choice, ready.problem, grid) if grid else choice
     config = with_fields(choice.config, fields)
     config = replace(config, stages=most_stages(config)) if "block_n" in fields and "stages" not in fields else config
     out = first.q.new_empty((*first.q.shape[:-1], first.v.shape[-1]))
@@ -63,6 +63,12 @@ def choice_of(problem: Problem, ctas: int | None, options: PlanOptions, swap_ab:
     if is_latent(problem):
         return mla.choose(problem, ARCHS["sm90"], options=options, swap_ab=swap_ab)
     return choose(problem, ARCHS["sm90"], ctas=ctas, options=options)
+
+
+def over(choice: Choice, problem: Problem, grid: int) -> Choice:
+    """The choice over `grid` CTAs, with the schedule of their work queues."""
+    schedule = schedule_of(problem, choice.config.schedule, grid)
+    return replace(choice, config=replace(choice.config, schedule=schedule), grid=(grid,))
 
 
 def sequence_of(x: Inputs) -> Layout:

@@ -30,6 +30,7 @@ from torch import Tensor
 import warpattn as wa
 import warpattn.distributed as wad
 from bench.measure import record
+from bench.measure.arguments import status
 from bench.peers.adapter import first_line
 from warpattn.distributed.exchange import pass_on
 from warpattn.distributed.ranks import ranks_of
@@ -261,7 +262,8 @@ def compile_one(heads: tuple[int, int], causal: bool, backward: bool) -> None:
 def compile_all() -> None:
     """All kernels at once, in processes of their own."""
     kinds = [(heads, causal, backward) for heads in HEADS for causal in (True, False) for backward in (True, False)]
-    code = "import sys; from bench.distributed.__main__ import compile_one; compile_one(*eval(sys.argv[1]))"
+    code = "import sys; from bench.distributed.__main__ import compile_one, partial, status; "
+    code += "sys.exit(status(partial(compile_one, *eval(sys.argv[1]))))"
     started = [subprocess.Popen([sys.executable, "-c", code, repr(kind)]) for kind in kinds]
     for process in started:
         process.wait()
@@ -338,4 +340,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 __all__ = ["main"]
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status(main))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import warpattn as wa
+from bench.measure.arguments import status
 
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 GRANULARITIES: tuple[str | int, ...] = ("tensor", "head", "token", 64)
@@ -88,4 +89,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status(main))

@@ -20,6 +20,7 @@ from torch import Tensor
 import warpattn as wa
 from bench.eight_bit.running import run_cases
 from bench.measure import inputs, record, timing
+from bench.measure.arguments import status
 from warpattn.kernels.sm90.mla.config import choose, takes_swap_ab
 from warpattn.kernels.sm90.mla.launch import list_launches
 from warpattn.problem import Call, CheckedCall, validate
@@ -142,4 +143,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status(main))

@@ -19,6 +19,7 @@ from torch import Tensor
 import warpattn as wa
 from bench.eight_bit.running import run_cases
 from bench.measure import inputs, record, timing
+from bench.measure.arguments import status
 from warpattn.kernels.sm90.prefill.launch import transposed
 from warpattn.quantized import quantize as with_torch
 from warpattn.runtime.bound_launches import BoundLaunches
@@ -103,4 +104,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status(main))

@@ -27,13 +27,14 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.engine import process, served_by_sglang
 from bench.engine.cases import CASES, MIXED, PREFILLS, Case, case_of, lengths_of
 from bench.engine.process import LONGEST, MODELS, Done, Kind, Weights, Work, serve
-from bench.measure.arguments import require_card
+from bench.measure.arguments import require_card, status
 from bench.measure.record import save, start
 
 KINDS = {
@@ -131,8 +132,8 @@ def started(args: argparse.Namespace) -> list[Engines]:
         names = args.backends.split(",")
         for name, weights in zip(names, weights_of(names, args.weights, context), strict=True):
             group.pipes[name], theirs = context.Pipe()
-            given = (kind, theirs, model, name, weights, args)
-            context.Process(target=serve, args=given, daemon=kind.alone).start()
+            work = partial(serve, kind, theirs, model, name, weights, args)
+            context.Process(target=status, args=(work,), daemon=kind.alone).start()  # Ctrl-C reaches it, too
             for pipe in (theirs, *weights.give, *filter(None, [weights.take])):
                 pipe.close()  # so that one hears if an engine whose answer or weights it waits for has failed
         engines.append(group)
@@ -239,4 +240,4 @@ def print_profile(title: str, done: Done) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(status(main))

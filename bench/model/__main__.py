@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 
+from bench.measure.arguments import status
 from bench.measure.record import save
 from bench.model import problems
 from bench.model.predict import predict
@@ -117,4 +118,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status(main))

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 import warpattn as wa
+from bench.measure.arguments import status
 from bench.soak.load import PARTS, put_through
 
 SLOTS, PAGES, MAX_PAGES = 32, 4096, 256
@@ -168,4 +169,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status(main))

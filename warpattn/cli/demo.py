@@ -22,8 +22,7 @@ from warpattn.cli import layer, spelling
 from warpattn.cli.progress import working
 from warpattn.cli.request import given
 from warpattn.cli.training.demo import Run, train_both
-from warpattn.errors import AttentionError
-from warpattn.problem.launch import many
+from warpattn.errors import AttentionError, many
 
 SENTENCES = (
     "The cat sleeps on the warm windowsill.",

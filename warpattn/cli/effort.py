@@ -7,9 +7,9 @@ import typer
 
 from warpattn.cli import tensors
 from warpattn.cli.spelling import Shape
+from warpattn.errors import many
 from warpattn.language.evaluate import evaluate_all
 from warpattn.problem import CheckedCall
-from warpattn.problem.launch import many
 
 # Measured on two shared cores, 2026-11-29, as orders of magnitude: 0.3 to 2.2e8 multiply-adds a second, and bytes for
 # each element of q, k, v and out.

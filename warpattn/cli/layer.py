@@ -15,8 +15,8 @@ from torch import Tensor
 
 from warpattn.api import attention
 from warpattn.cli.progress import working
+from warpattn.errors import many
 from warpattn.masks import Mask
-from warpattn.problem.launch import many
 from warpattn.reference import reference
 
 LIMIT = 3e-3  # fp16 rounds values of this layer, which stay below 3, by at most 1e-3

@@ -16,9 +16,8 @@ from warpattn.cli import effort, spelling, tensors
 from warpattn.cli.progress import working
 from warpattn.cli.request import Request, are, given
 from warpattn.cli.training import kernels
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, many
 from warpattn.problem import Call, validate
-from warpattn.problem.launch import many
 from warpattn.problem.operands import Operands
 from warpattn.quantized import EIGHT_BIT, dequantized, quantize, split
 from warpattn.reference import reference

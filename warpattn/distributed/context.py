@@ -21,7 +21,7 @@ from warpattn.distributed.blocks import Whole, blocks_of
 from warpattn.distributed.heads import copies_of_key_heads, heads_of_rows, rows_of_heads
 from warpattn.distributed.placement import PLACEMENTS, Placement
 from warpattn.distributed.ranks import Ranks, ranks_of, ranks_of_mesh
-from warpattn.errors import AttentionError, Rules
+from warpattn.errors import AttentionError, Rules, many
 from warpattn.inputs import kind_of
 from warpattn.language.traced import Lengths
 from warpattn.masks import Full, Mask
@@ -224,11 +224,11 @@ def _check_parts(rules: Rules, operands: dict[str, Tensor], over: Over) -> None:
         rows = x.shape[1] * (over.heads.size if over.is_mesh and over.heads else 1)
         chunks = Placement(over.placement, over.size).per_rank
         rule = f"{over.placement} placement gives each rank {chunks} equal chunks"
-        rules.require(rows % chunks == 0, f"{name} has {rows} rows on a rank", rule)
+        rules.require(rows % chunks == 0, f"{name} has {many(rows, 'row')} on a rank", rule)
     if over.heads is not None:
         heads = operands["q"].shape[2]
         rule = f"they must be a multiple of the {over.heads.size} ranks that share them; ring_attention takes any"
-        rules.require(heads % over.heads.size == 0, f"q has {heads} heads", rule)
+        rules.require(heads % over.heads.size == 0, f"q has {many(heads, 'head')}", rule)
 
 
 def _stand_in(x: Tensor, ranks: int) -> Tensor:

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from warpattn.distributed.agreement import agree, described
-from warpattn.distributed.merge import merged
+from warpattn.distributed.merge import exact_dtype, merged
 from warpattn.distributed.place import Pages, PlacedMask, PlacedScore, depends_on
 from warpattn.distributed.ranks import Ranks, ranks_of
-from warpattn.errors import AttentionError, Rules
+from warpattn.errors import AttentionError, Rules, many
 from warpattn.inputs import is_tensor, kind_of
 from warpattn.language.traced import whole
 from warpattn.masks import Causal, Full, Mask
@@ -107,8 +107,15 @@ def paged_attention(
     given = Given(q, kv, mask, score, sinks, scale, backend)
     flags = {"same_bits": same_bits, "return_lse": return_lse}
     agree([ranks], described("paged_attention", given.told() | flags), lambda: _check(given, flags))
+    failure: Exception | None = None
     with torch.no_grad():
-        parts = _gathered(_turns(given) if same_bits else _own(given, ranks), ranks)
+        try:
+            parts = _turns(given) if same_bits else _own(given, ranks)
+        except Exception as error:
+            if q.device.type != "cpu":
+                raise
+            failure, parts = error, _no_parts(given, same_bits)
+        parts = _gathered(parts, ranks, failure)
         out, lse = merged(*parts, sinks) if same_bits else _merged(parts)
     out = out.to(result_dtype(q.dtype))
     return (out, lse) if return_lse else out
@@ -194,14 +201,35 @@ def _turns(given: Given) -> Parts:
     return Parts(*(x.unflatten(0, (batch, count)).transpose(0, 1) for x in (out, lse)))
 
 
-def _gathered(parts: Parts, ranks: Ranks) -> Parts:
-    """Gather the parts of all ranks in the order of the keys' turns, by one exchange."""
-    exact = parts.lse.dtype
-    packed = torch.cat([parts.out.to(exact), parts.lse.mT[..., None]], -1).contiguous()
+def _no_parts(given: Given, same_bits: bool) -> Parts:
+    """Return what a rank sends in the place of its parts if it has failed."""
+    (batch, rows, heads, _), pages = given.q.shape, given.kv.pages
+    count = pages.block_table.shape[1] // given.kv.turn if same_bits else 1
+    out = given.q.new_zeros((count, batch, rows, heads, pages.v_pages.shape[-1]), dtype=exact_dtype(given.q.dtype))
+    return Parts(out, out[..., 0].mT)
+
+
+def _gathered(parts: Parts, ranks: Ranks, failure: Exception | None) -> Parts:
+    """Gather the parts of all ranks in the order of the keys' turns, by one exchange.
+
+    On CPUs, where calls read tables and lengths, a column beside them says whether their rank has failed. Then it
+    raises its `failure`, and the others an AttentionError that names it.
+    """
+    exact, on_cpu = parts.lse.dtype, parts.lse.device.type == "cpu"
+    lse = parts.lse.mT[..., None]
+    columns = [parts.out.to(exact), lse, *([torch.full_like(lse, float(failure is not None))] if on_cpu else [])]
+    packed = torch.cat(columns, -1).contiguous()
     told = [torch.empty_like(packed) for _ in range(ranks.size)]
     dist.all_gather(told, packed, group=ranks.group)
-    every = torch.stack(told, 1).flatten(0, 1)
-    return Parts(every[..., :-1], every[..., -1].mT)
+    if failure is not None:
+        raise failure
+    if on_cpu:
+        names = zip(dist.get_process_group_ranks(ranks.group), told, strict=True)
+        failed = [f"rank {rank} has failed; its own message says more" for rank, x in names if x[..., -1].any()]
+        if failed:
+            raise AttentionError(*failed)
+    every, dim_v = torch.stack(told, 1).flatten(0, 1), parts.out.shape[-1]
+    return Parts(every[..., :dim_v], every[..., dim_v].mT)
 
 
 def _merged(parts: Parts) -> tuple[Tensor, Tensor]:
@@ -234,7 +262,8 @@ def _check(given: Given, flags: dict[str, bool]) -> None:
     rules.require(whole(kv.turn, 1) is not None, f"kv.turn is {kind_of(kv.turn)}", "it must be an int of at least 1")
     rules.done()
     columns = pages.block_table.shape[1]
-    rules.require(columns % kv.turn == 0, f"kv.pages.block_table has {columns} columns", f"turns have {kv.turn} pages")
+    what = f"kv.pages.block_table has {many(columns, 'column')}"
+    rules.require(columns % kv.turn == 0, what, f"turns have {kv.turn} pages")
     if flags["same_bits"]:
         looks = given.is_placed(given.seen) or depends_on(given.seen, "b") or given.seen.additive() is not None
         scored = given.score is not None and (given.is_placed(given.score) or depends_on(given.score, "b"))

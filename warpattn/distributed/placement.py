@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, many
 from warpattn.inputs import without_autocast
 
 PLACEMENTS = ("zigzag", "contiguous")
@@ -80,6 +80,6 @@ class Placement(NamedTuple):
     def _pieces(self, x: Tensor, dim: int) -> Tensor:
         length = x.shape[dim]
         if length % self.total:
-            rule = f"{self.name} placement on {self.ranks} ranks cuts it into {self.total} equal chunks"
-            raise AttentionError(f"x has {length} elements in dimension {dim}; {rule}")
+            rule = f"{self.name} placement on {many(self.ranks, 'rank')} cuts it into {self.total} equal chunks"
+            raise AttentionError(f"x has {many(length, 'element')} in dimension {dim}; {rule}")
         return x.unflatten(dim, (self.total, length // self.total))

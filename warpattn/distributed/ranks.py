@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, many
 from warpattn.inputs import kind_of
 
 
@@ -39,6 +39,6 @@ def ranks_of(group: Any) -> Ranks:
 def ranks_of_mesh(mesh: Any) -> tuple[Ranks, Ranks]:
     """Return the ranks of the two dimensions of a mesh."""
     if not (isinstance(mesh, DeviceMesh) and mesh.ndim == 2):
-        got = f"a DeviceMesh of {mesh.ndim} dimensions" if isinstance(mesh, DeviceMesh) else kind_of(mesh)
+        got = f"a DeviceMesh of {many(mesh.ndim, 'dimension')}" if isinstance(mesh, DeviceMesh) else kind_of(mesh)
         raise AttentionError(f"mesh is {got}; it must be a DeviceMesh of two dimensions (ring, heads)")
     return ranks_of(mesh.get_group(0)), ranks_of(mesh.get_group(1))

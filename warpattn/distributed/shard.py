@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from warpattn.distributed.agreement import agree, described
 from warpattn.distributed.placement import PLACEMENTS, Placement
 from warpattn.distributed.ranks import Ranks, ranks_of, ranks_of_mesh
-from warpattn.errors import AttentionError, Rules
+from warpattn.errors import AttentionError, Rules, many
 from warpattn.inputs import is_tensor, kind_of, without_autocast
 
 INNER = "contiguous"  # placement on the second dimension of a mesh
@@ -53,7 +53,7 @@ def _checked(x: Any, dim: int, placement: str) -> int:
     rules.require(known, f"placement is {kind_of(placement)}", f"it must be one of {', '.join(PLACEMENTS)}")
     rules.done()
     if type(dim) is not int or not -x.ndim <= dim < x.ndim:
-        raise AttentionError(f"dim is {kind_of(dim)}; x has {x.ndim} dimensions")
+        raise AttentionError(f"dim is {kind_of(dim)}; x has {many(x.ndim, 'dimension')}")
     return dim % x.ndim
 
 

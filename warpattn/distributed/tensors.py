@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from warpattn.distributed.context import ring_attention
 from warpattn.distributed.place import depends_on
-from warpattn.errors import Rules
+from warpattn.errors import Rules, many
 from warpattn.inputs import kind_of
 from warpattn.problem import Call
 from warpattn.problem.backends import Backend
@@ -57,7 +57,7 @@ def _checked(call: Call) -> tuple[DTensor, DTensor, DTensor]:
         placement = q.placements[dim]
         for name, x in (("q", q), ("k", call.k), ("v", call.v)):
             if isinstance(placement, Shard):
-                what = f"{name} has {x.shape[placement.dim]} elements in dimension {placement.dim}"
+                what = f"{name} has {many(x.shape[placement.dim], 'element')} in dimension {placement.dim}"
                 rules.require(x.shape[placement.dim] % size == 0, what, f"its {size} ranks must have equal parts")
     for placement, symbol, what in ((BATCH, "b", "sequences"), (HEADS, "h", "heads")):
         for name, value in (("mask", call.mask), ("score", call.score)):

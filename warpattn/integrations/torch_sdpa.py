@@ -14,9 +14,9 @@ they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from torch.overrides import TorchFunctionMode
 
 from warpattn.api import attention, attention_varlen
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, many
 from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.integrations import torch_multi_head
 from warpattn.integrations.autocast import autocast
@@ -93,7 +93,7 @@ def scaled_dot_product_attention(
 def _repeated(x: Tensor, heads: int, dim: int) -> Tensor:
     """Repeat each head, in `dim`, to get `heads`; keys and values may have different numbers of heads."""
     if not x.shape[dim] or heads % x.shape[dim]:
-        what = f"query has {heads} heads and key or value {x.shape[dim]}"
+        what = f"query has {many(heads, 'head')} and key or value {x.shape[dim]}"
         raise AttentionError(f"{what}; they must divide those of query")
     return x.repeat_interleave(heads // x.shape[dim], dim=dim)
 
@@ -113,22 +113,61 @@ _multi_head_attention_forward = torch_multi_head.calling(scaled_dot_product_atte
 def swapped() -> Iterator[None]:
     """Within the block `torch.nn.functional.scaled_dot_product_attention` is ours for every caller in this thread.
 
-    Layers of torch are such callers, an nn.MultiheadAttention with need_weights=False only. A checkpointed forward that
-    a backward runs again is not: enter the block within it.
+    Layers of torch are such callers, an nn.MultiheadAttention with need_weights=False only. What a checkpoint with
+    use_reentrant=False runs again in backward is one, too, in the block or after it; what one with use_reentrant=True
+    runs again calls torch's function, with the same gradients up to rounding, unless it enters a block itself.
     """
-    with _Swap():
+    with _Swap(None if torch.compiler.is_compiling() else _pack_hook()):
         yield
 
 
 class _Swap(TorchFunctionMode):
-    """Redirects calls of torch's function to ours."""
+    """Redirects calls of torch's function to ours. pack: the hook of the checkpoint that the block is in."""
+
+    def __init__(self, pack: Any) -> None:
+        super().__init__()
+        self.pack = pack
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is functional.scaled_dot_product_attention:
-            return scaled_dot_product_attention(*args, **(kwargs or {}))
-        if func is torch_multi_head.TORCHS:
+            func = scaled_dot_product_attention
+        elif func is torch_multi_head.TORCHS:
             func = _multi_head_attention_forward
+        else:
+            return func(*args, **(kwargs or {}))
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self._swap_when_run_again()
         return func(*args, **(kwargs or {}))
+
+    def _swap_when_run_again(self) -> None:
+        """Let the non-reentrant checkpoint within the block that a call is in, if any, run its function again in one.
+
+        torch compares the tensors that the two runs save, but repeats autocast and a default device only. The
+        checkpoint is known by the frame in its hook for saved tensors, where tests find it.
+        """
+        pack = _pack_hook()
+        if pack is self.pack:
+            return
+        for cell in getattr(pack, "__closure__", None) or ():
+            run = getattr(frame := cell.cell_contents, "recompute_fn", None)
+            if run is not None and not isinstance(run, _Again):
+                frame.recompute_fn = _Again(run)
+
+
+def _pack_hook() -> Any:
+    """Return the innermost hook for saved tensors, or None."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+    return hooks and hooks[0]
+
+
+class _Again(NamedTuple):
+    """A checkpoint's function, run within a block."""
+
+    run: Callable[..., None]
+
+    def __call__(self, *args: Any) -> None:
+        with _Swap(None):
+            self.run(*args)
 
 
 def register(name: str = NAME) -> None:
@@ -200,7 +239,7 @@ def _nested(
         raise AttentionError("value has other lengths than key; they must be equal")
     heads = q.shape[1]
     if not enable_gqa and {k.shape[1], v.shape[1]} - {1, heads}:
-        what = f"query has {heads} heads, key {k.shape[1]} and value {v.shape[1]}"
+        what = f"query has {many(heads, 'head')}, key {k.shape[1]} and value {v.shape[1]}"
         raise AttentionError(f"{what}; enable_gqa=True lets heads of query be a multiple")
     q, k, v = (autocast(x) for x in (q, k, v))
     if k.shape[1] != v.shape[1]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from warpattn.errors import Rules
+from warpattn.errors import Rules, many
 from warpattn.problem.backends import KERNEL_DTYPES, LATENT, LIMITS, USE_REFERENCE, EightBitLimits
 from warpattn.problem.gradients import refuse_gradients
 from warpattn.problem.problem import Call, Problem, Scales
@@ -132,7 +132,7 @@ def _check_fp16(rules: Rules, arch: str, problem: Problem, limits: EightBitLimit
             most = f"at most {limits.fp16_tokens} of fp16" if limits.fp16_tokens else "none of fp16"
             rule = f"with scales {which}, which fp16 operands cannot hold, the {arch} backend takes {most}"
             rule = f"{rule}; use bf16, or scales per head"
-            rules.require(taken, f"{of_fp16} and q up to {problem.longest_q} tokens a sequence", rule)
+            rules.require(taken, f"{of_fp16} and q up to {many(problem.longest_q, 'token')} a sequence", rule)
 
 
 def _check_latents(rules: Rules, arch: str, problem: Problem, limits: EightBitLimits | None) -> None:

@@ -31,11 +31,6 @@ EARLY = "PDL: its CTAs may start before the preceding kernel ends"
 EARLY_AND_WAITS = f"{EARLY}, and wait for its end"
 
 
-def many(count: int, noun: str) -> str:
-    """Say a number of things: "1 tile", "2 tiles"."""
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 @dataclass(frozen=True)
 class Choice:
     """A decision about one problem: equal problems get equal choices."""

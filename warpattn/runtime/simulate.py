@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, many
 from warpattn.problem import CheckedCall
 from warpattn.problem.arch import triton_target
 from warpattn.problem.backward import CheckedBackward, Gradients, fitted_gradients, write_back
-from warpattn.problem.launch import Launch, many
+from warpattn.problem.launch import Launch
 from warpattn.problem.operands import Operands, fitted, hand_over, without_keys
 from warpattn.runtime.compiler import refusals_named
 from warpattn.runtime.kernel_cache import require_triton

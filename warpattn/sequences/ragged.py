@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpattn.errors import AttentionError, Rules
+from warpattn.errors import AttentionError, Rules, many
 from warpattn.inputs import number
 from warpattn.quantized import Quantized, split
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery, check_once, parted
@@ -66,10 +66,10 @@ class Ragged(Sequence):
         ranks = [rules.tensor(name, x, "total", "heads", "head_dim") for name, x in self.operands(q, k, v).items()]
         if not all(ranks):
             return False
-        rules.require(len(k) == len(v), f"v has {len(v)} keys", f"v must have as many keys as k, {len(k)}")
+        rules.require(len(k) == len(v), f"v has {many(len(v), 'key')}", f"v must have as many keys as k, {len(k)}")
         if self.cu_k is None:
-            rule = f"without seq.cu_k the keys share the offsets of the queries, so k must have {len(q)} rows as q has"
-            rules.require(len(k) == len(q), f"k has {len(k)} rows", rule)
+            rule = f"without seq.cu_k the keys share the offsets of the queries, so k must have as many as q, {len(q)}"
+            rules.require(len(k) == len(q), f"k has {many(len(k), 'row')}", rule)
         return self.check_queries(rules, q, k, v, "k", "v") and all(offsets)
 
     def check_values(self, rules: Rules, sizes: Sizes) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from warpattn.errors import Rules
+from warpattn.errors import Rules, many
 from warpattn.inputs import kind_of
 
 INDEX_DTYPE = torch.int32
@@ -37,7 +37,8 @@ def check_offsets(rules: Rules, side: str, offsets: Tensor, total: int, bound: i
             return
         if bound is not None:
             what = f"seq.max_{side} is {bound}"
-            if not rules.require(stop - start <= bound, what, f"sequence {b} has {stop - start} rows by {name}"):
+            rule = f"sequence {b} has {many(stop - start, 'row')} by {name}"
+            if not rules.require(stop - start <= bound, what, rule):
                 return
 
 
@@ -46,7 +47,7 @@ def check_table(rules: Rules, lengths: list[int], table: Tensor, k_pages: Tensor
     pages, page_size = k_pages.shape[:2]
     capacity = table.shape[1] * page_size
     for b, length in enumerate(lengths):
-        rule = f"a length must be within 0 .. {capacity}, the keys that {table.shape[1]} pages hold"
+        rule = f"a length must be within 0 .. {capacity}, the keys of {many(table.shape[1], 'page')}"
         if not rules.require(0 <= length <= capacity, f"kv.lengths[{b}] is {length}", rule):
             continue
         used = table[b, : -(-length // page_size)]
@@ -65,7 +66,7 @@ def check_shared(rules: Rules, queries: list[int], lengths: Tensor, own: Tensor,
         rule = f"sequences {live[0]} and {b} begin with other pages"
         what, length = f"kv.shared_pages is {shared}", int(lengths[b])
         rules.require(torch.equal(own[b], own[live[0]]), what, rule)
-        rule = f"the {queries[b]} queries of sequence {b}, with {length} keys, must come after those {keys}"
+        rule = f"the {queries[b]} newest of {many(length, 'key')} of sequence {b} must come after those {keys}"
         rules.require(length - queries[b] >= keys, what, rule)
 
 
@@ -74,8 +75,8 @@ def check_shapes(rules: Rules, k_pages: Tensor, v_pages: Tensor) -> bool:
     named = (("kv.k_pages", k_pages), ("kv.v_pages", v_pages))
     if not all([rules.tensor(name, x, "num_pages", "page_size", "heads", "head_dim") for name, x in named]):
         return False
-    what = f"kv.v_pages has {v_pages.shape[0]} pages of {v_pages.shape[1]} keys"
-    rule = f"it must match kv.k_pages, {k_pages.shape[0]} pages of {k_pages.shape[1]} keys"
+    what = f"kv.v_pages has {many(v_pages.shape[0], 'page')} of {many(v_pages.shape[1], 'key')}"
+    rule = f"it must match kv.k_pages, {many(k_pages.shape[0], 'page')} of {many(k_pages.shape[1], 'key')}"
     rules.require(k_pages.shape[:2] == v_pages.shape[:2], what, rule)
     what = f"kv.k_pages has shape {tuple(k_pages.shape)}"
     rules.require(k_pages.shape[1] > 0, what, "a page must hold at least one key")

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from warpattn.errors import Rules
+from warpattn.errors import Rules, many
 from warpattn.inputs import is_tensor
 from warpattn.quantized import dequantized
 from warpattn.sequences.latent_query import check_rope
@@ -139,7 +139,7 @@ class Dense(Sequence):
             if x.shape[0] != q.shape[0]:
                 rules.add(f"{name} has batch {x.shape[0]}", f"{name} must have the batch of q, {q.shape[0]}")
         if k.shape[1] != v.shape[1]:
-            rules.add(f"v has {v.shape[1]} keys", f"v must have as many keys as k, {k.shape[1]}")
+            rules.add(f"v has {many(v.shape[1], 'key')}", f"v must have as many keys as k, {k.shape[1]}")
         return self.check_queries(rules, q, k, v, "k", "v")
 
     def sizes(self, q: Tensor, k: Tensor, v: Tensor) -> Sizes:
@@ -155,10 +155,10 @@ def check_heads(rules: Rules, q: Tensor, k: Tensor, v: Tensor, k_name: str, v_na
     """Check heads and head dims, the last two axes in every kind; columns: those of whole queries."""
     heads_q, heads_k, heads_v = q.shape[-2], k.shape[-2], v.shape[-2]
     if heads_v != heads_k:
-        rules.add(f"{v_name} has {heads_v} heads", f"{v_name} must have the heads of k, {heads_k}")
+        rules.add(f"{v_name} has {many(heads_v, 'head')}", f"{v_name} must have the heads of k, {heads_k}")
     if heads_q % heads_k if heads_k else heads_q:
         rule = "the query heads must be a multiple of the key heads"
-        rules.add(f"q has {heads_q} heads and {k_name} has {heads_k}", rule)
+        rules.add(f"q has {many(heads_q, 'head')} and {k_name} has {heads_k}", rule)
     if k.shape[-1] != columns:
         rules.add(f"{k_name} has head_dim {k.shape[-1]}", f"it must have the head_dim of q, {columns}")
     for name, x in (("q", q), (v_name, v)):

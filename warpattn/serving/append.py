@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from warpattn.errors import Rules
+from warpattn.errors import Rules, many
 from warpattn.kernels.cache.launch import NewRows, append_launches
 from warpattn.runtime.repeated_calls import RepeatedCalls
 from warpattn.sequences import PagedKV
@@ -97,7 +97,7 @@ def _check_shapes(rules: Rules, kv: PagedKV, k_new: Tensor, v_new: Tensor) -> bo
     batch, tokens, _, _ = k_new.shape
     for name, found in (("v_new", len(v_new)), ("block_table", len(kv.block_table)), ("lengths", len(kv.lengths))):
         rules.require(found == batch, f"{name} has batch {found}", f"it must have the batch of k_new, {batch}")
-    what = f"v_new has {v_new.shape[1]} tokens"
+    what = f"v_new has {many(v_new.shape[1], 'token')}"
     rules.require(v_new.shape[1] == tokens, what, f"it must have as many as k_new, {tokens}")
     check_heads(rules, {"k_new": k_new, "v_new": v_new}, {"k_pages": kv.k_pages, "v_pages": kv.v_pages})
     return True
@@ -122,11 +122,11 @@ def _check_values(rules: Rules, kv: PagedKV, k_new: Tensor, cos: Tensor | None) 
     written: dict[tuple[int, int], int] = {}  # (page, row) -> sequence
     capacity = kv.block_table.shape[1] * size
     for b, length in enumerate(kv.lengths.tolist()):
-        rule = f"a length must be within 0 .. {capacity}, the keys that {kv.block_table.shape[1]} pages hold"
+        rule = f"a length must be within 0 .. {capacity}, the keys of {many(kv.block_table.shape[1], 'page')}"
         if not rules.require(0 <= length <= capacity, f"lengths[{b}] is {length}", rule):
             continue
         if cos is not None:
-            what = f"cos has {len(cos)} rows"
+            what = f"cos has {many(len(cos), 'row')}"
             rules.require(length <= len(cos), what, f"position {length - 1} of sequence {b} must be in it")
         for slot in range(max(length - tokens, 0) // size, -(-length // size)):
             page = int(kv.block_table[b, slot])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from warpattn.errors import Rules
+from warpattn.errors import Rules, many
 from warpattn.inputs import without_autocast
 from warpattn.problem.memory import begins_with, overlap, overlaps_itself
 from warpattn.quantized import EIGHT_BIT
@@ -19,15 +19,15 @@ def check_heads(rules: Rules, new: dict[str, Tensor], pages: dict[str, Tensor]) 
     first, *_ = new
     heads = new[first].shape[-2]
     for name, x in (*list(new.items())[1:], *pages.items()):
-        what = f"{name} has {x.shape[-2]} heads"
+        what = f"{name} has {many(x.shape[-2], 'head')}"
         rules.require(x.shape[-2] == heads, what, f"it must have the heads of {first}, {heads}")
     for (name, x), tokens in zip(pages.items(), new.values(), strict=True):
         what = f"{name} has head_dim {x.shape[3]}"
         rules.require(x.shape[3] == tokens.shape[-1], what, f"it must be that of the new tokens, {tokens.shape[-1]}")
     k_pages, *others = pages.values()
     for v_pages in others:
-        what = f"v_pages has {v_pages.shape[0]} pages of {v_pages.shape[1]} keys"
-        rule = f"it must match k_pages, {k_pages.shape[0]} pages of {k_pages.shape[1]} keys"
+        what = f"v_pages has {many(v_pages.shape[0], 'page')} of {many(v_pages.shape[1], 'key')}"
+        rule = f"it must match k_pages, {many(k_pages.shape[0], 'page')} of {many(k_pages.shape[1], 'key')}"
         rules.require(k_pages.shape[:2] == v_pages.shape[:2], what, rule)
     rules.require(k_pages.shape[1] > 0, f"k_pages has shape {tuple(k_pages.shape)}", "a page must hold a key")
 
@@ -44,7 +44,7 @@ def check_angles(rules: Rules, k: Tensor, k_name: str, cos: Tensor | None, sin: 
     rules.require(cos.shape == sin.shape, f"sin has shape {tuple(sin.shape)}", f"it must be cos's, {tuple(cos.shape)}")
     half = k.shape[-1] // 2
     rules.require(
-        1 <= cos.shape[1] <= half, f"cos has {cos.shape[1]} columns", f"there must be 1 to {half}, head_dim/2"
+        1 <= cos.shape[1] <= half, f"cos has {many(cos.shape[1], 'column')}", f"there must be 1 to {half}, head_dim/2"
     )
     for name, x in (("cos", cos), ("sin", sin)):
         allowed = x.dtype in (torch.float32, k.dtype) and x.dtype == cos.dtype

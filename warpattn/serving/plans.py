@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from warpattn.errors import AttentionError, Rules
+from warpattn.errors import AttentionError, Rules, many
 from warpattn.inputs import tensor_fault
 from warpattn.masks import Mask
 from warpattn.masks.base import in_order
@@ -83,8 +83,8 @@ def _check(names: tuple[str, ...], tensors: tuple[Tensor, ...], planned: tuple[_
     except (AttributeError, RuntimeError, TypeError, ValueError):  # fewer, no tensor, a nested one
         pass
     if len(tensors) != len(planned):
-        rule = f"the plan was made for {', '.join(names)}"
-        raise AttentionError(f"the call has {len(tensors)} tensors, offsets, tables and scales among them; {rule}")
+        what = f"the call has {many(len(tensors), 'tensor')}, offsets, tables and scales among them"
+        raise AttentionError(f"{what}; the plan was made for {', '.join(names)}")
     for name, x, like in zip(names, tensors, planned, strict=True):
         _refuse_other(name, x, like)
 
@@ -388,13 +388,13 @@ class PrefillPlan(ServingPlan):
         rows, keys = q.shape[0], k.shape[0]
         if rows > self._rows or keys > self._keys:
             rule = f"the plan was made for up to {self._rows} and {self._keys}"
-            raise AttentionError(f"q has {rows} and k {keys} rows; {rule}")
+            raise AttentionError(f"q has {rows} and k {many(keys, 'row')}; {rule}")
         if v.shape[0] != keys:
-            raise AttentionError(f"v has {v.shape[0]} rows; v must have as many as k, {keys}")
+            raise AttentionError(f"v has {many(v.shape[0], 'row')}; v must have as many as k, {keys}")
         result, lse = super()._results(q, k, v, out)
         if rows < self._rows:
             result = result[:rows] if out is None else result
             lse = None if lse is None else lse[:, :rows]
         if result.shape[0] != rows:
-            raise AttentionError(f"out has {result.shape[0]} rows; out must have as many as q, {rows}")
+            raise AttentionError(f"out has {many(result.shape[0], 'row')}; out must have as many as q, {rows}")
         return result, lse

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from warpattn.errors import Rules
+from warpattn.errors import Rules, many
 from warpattn.kernels.cache.launch import NewRows, slot_launches
 from warpattn.problem.operands import MAX_INDEX
 from warpattn.runtime.repeated_calls import RepeatedCalls
@@ -99,8 +99,8 @@ def _check_shapes(rules: Rules, new: dict[str, Tensor], pages: dict[str, Tensor]
     if not all(ranks):
         return False
     for name, x in new.items():
-        rule = f"it must have at least one for each of the {len(slots)} slots"
-        rules.require(len(x) >= len(slots), f"{name} has {len(x)} tokens", rule)
+        rule = f"it must have at least one for each of {many(len(slots), 'slot')}"
+        rules.require(len(x) >= len(slots), f"{name} has {many(len(x), 'token')}", rule)
     check_heads(rules, new, pages)
     number = pages["k_pages"].shape[0] * pages["k_pages"].shape[1]
     rules.require(number <= MAX_INDEX, f"k_pages has {number} slots", f"a cache has at most {MAX_INDEX}")
@@ -120,8 +120,8 @@ def _check_positions(
     ranked = rules.tensor("positions", positions, "tokens")
     if ranked:
         rules.require(positions.dtype in INDEX_DTYPES, f"positions has dtype {positions.dtype}", rule)
-        what, least = f"positions has {len(positions)} entries", f"it must have at least {len(slots)}, one a slot"
-        rules.require(len(positions) >= len(slots), what, least)
+        what = f"positions has {many(len(positions), 'element')}"
+        rules.require(len(positions) >= len(slots), what, f"it must have at least {len(slots)}, one a slot")
     return ranked
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from warpattn.errors import AttentionError, Rules
+from warpattn.errors import AttentionError, Rules, many
 from warpattn.inputs import is_tensor, kind_of
 from warpattn.masks import Mask
 from warpattn.masks.base import in_order
@@ -141,10 +141,10 @@ class StepPlan(ServingPlan):
             raise AttentionError(f"q, kv.lengths, seq.cu_q and kv.block_table are {what}; {rule}") from None
         if batch > self._sequences or rows > self._rows:
             rule = f"the plan was made for up to {self._sequences} and {self._rows}"
-            raise AttentionError(f"the step has {batch} sequences and {rows} rows of q; {rule}")
+            raise AttentionError(f"the step has {many(batch, 'sequence')} and {many(rows, 'row')} of q; {rule}")
         if offsets != batch + 1 or tables != batch:
-            rule = f"kv.lengths has {batch} sequences, so they must have {batch + 1} and {batch}"
-            raise AttentionError(f"seq.cu_q has {offsets} and kv.block_table {tables} rows; {rule}")
+            rule = f"kv.lengths has {many(batch, 'sequence')}, so they must have {batch + 1} and {batch}"
+            raise AttentionError(f"seq.cu_q has {offsets} and kv.block_table {many(tables, 'row')}; {rule}")
         if self._bounds:
             check_bounds(seq, self._bounds)
         if self._bound is not None:
@@ -177,9 +177,10 @@ class StepPlan(ServingPlan):
         batch = len(lengths)
         given = {"cu_q": (cu_q, batch + 1), "lengths": (lengths, batch), "block_table": (block_table, batch)}
         for name, (x, rows) in given.items():
-            rules.require(len(x) == rows, f"{name} has {len(x)} rows", f"{batch} sequences have {rows}")
+            if len(x) != rows:
+                rules.add(f"{name} has {many(len(x), 'row')}", f"for {many(batch, 'sequence')} it must have {rows}")
         width = self.kv.block_table.shape[1]
-        what = f"the step has {batch} sequences of up to {block_table.shape[-1]} pages"
+        what = f"the step has {many(batch, 'sequence')} of up to {many(block_table.shape[-1], 'page')}"
         fits = batch <= self._sequences and block_table.shape[-1] <= width
         rules.require(fits, what, f"the plan was made for up to {self._sequences} of {width}")
         rules.done()
@@ -197,7 +198,7 @@ class StepPlan(ServingPlan):
             return q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=result_dtype(q.dtype)), None
         result, lse = super()._results(q, k, v, out)
         if len(out) != len(q):
-            raise AttentionError(f"out has {len(out)} rows; out must have as many as q, {len(q)}")
+            raise AttentionError(f"out has {many(len(out), 'row')}; out must have as many as q, {len(q)}")
         return result, lse
 
 

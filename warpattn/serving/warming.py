@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, many
 from warpattn.inputs import kind_of
 from warpattn.kernels.cache.launch import NewRows, append_launches, slot_launches
 from warpattn.language.traced import whole
@@ -281,7 +281,7 @@ def _scale_of(pages: Tensor, per: str | int | None) -> Tensor | None:
         return None
     if isinstance(per, int):
         if pages.shape[-1] % per:
-            rule = f"scales per {per} columns need a multiple of {per}"
+            rule = f"scales per {many(per, 'column')} need a multiple of {per}"
             raise AttentionError(f"the head dim of the cache is {pages.shape[-1]}; {rule}")
         shape = (*pages.shape[:-1], pages.shape[-1] // per)
     else:

@@ -17,6 +17,7 @@ from .ir.formats import register_dtype, wrap
 from .ir.module import Block, Module
 from .ir.valuetypes import Type, parse_type
 from .memory.descriptor import Descriptor, TensorDescriptor, misaligned
+from .memory.findings import many
 from .memory.global_memory import GlobalMemory
 
 _ELEMENTS = {
@@ -181,7 +182,7 @@ def _flattened(args: Mapping[str, Any], names: Sequence[str], block: Block) -> d
             found = _viewed(value, memory_of(value.tensor if isinstance(value, TensorDescriptor) else value, name))
             rank = len(kind.shape or ())
             if len(found.shape) != rank and not kind.of_pixels:
-                raise SimulationError(f"{name} has shape {found.shape}; its descriptor has {rank} dimensions")
+                raise SimulationError(f"{name} has shape {found.shape}; its descriptor has {many(rank, 'dimension')}")
             flat.update(_sizes_of(name, found))
         elif kind is not None and kind.elem == "ptr" and isinstance(value, TensorDescriptor):
             # For AMD, Triton splits a descriptor of the host into separate arguments.

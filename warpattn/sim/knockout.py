@@ -15,7 +15,7 @@ from .ir.locations import Frame
 from .ir.module import Block, Module, Op, parse_module
 from .link import link
 from .machine.registry import PLAIN, TABLE
-from .memory.findings import Finding
+from .memory.findings import Finding, many
 from .report import Report
 from .simulate import ttgir_of
 
@@ -119,7 +119,8 @@ def _changed(
     module.folded = getattr(kernel, "folded", {})
     before = run(module)
     if before.findings:
-        raise ValueError(f"the kernel has {len(before.findings)} findings unchanged, such as: {before.findings[0]}")
+        found = many(len(before.findings), "finding")
+        raise ValueError(f"the kernel has {found} unchanged, such as: {before.findings[0]}")
     for block in module.functions.values():
         for region, inner, op in list(_walk(block, "")):
             for change in changes(op):

@@ -128,7 +128,7 @@ BAD = {
     "slot_mapping[1] is -2": {"slot_mapping": torch.tensor([0, -2])},
     "slot_mapping[0] is 40": {"slot_mapping": torch.tensor([40, 0])},
     "positions is None": {"positions": None},
-    "positions has 6 entries": {"positions": torch.zeros(6).int()},
+    "positions has 6 elements": {"positions": torch.zeros(6).int()},
     "positions has dtype": {"positions": torch.zeros(9)},
     "positions[3] is 16": {"positions": torch.tensor([0, 1, 2, 16, 4, 5, 6])},
     "positions is given": {"cos": None, "sin": None},

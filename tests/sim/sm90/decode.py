@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bench.decode.own import over
 from tests.oracle import UNWRITTEN
 from tests.sim.sm90.prefill import error
 from warpattn.kernels.sm90.decode.choice import choose, queues_of
@@ -49,6 +50,7 @@ class Decode:
     stored: torch.dtype | None = None  # of 8-bit keys and values
     per: tuple[str | int | None, str | int | None] = ("head", "head")  # what their scales belong to
     config: tuple[tuple[str, Any], ...] = ()  # fields that differ from the chosen configuration, see `with_fields`
+    replanned: bool = False  # has the schedule of the CTAs given, else that of the card's and at least its queues
     seed: int = 0
 
 
@@ -81,8 +83,11 @@ def run(
     out = torch.full((*q.shape[:3], v.shape[-1]), float("nan"), dtype=case.dtype)
     lse = torch.full(ready.lse_shape, float("nan"))
     choice = choose(ready.problem, ARCHS["sm90"], options=PlanOptions(case.invariant, case.kv_ready))
-    queues = queues_of(ready.problem, *choice.grid)
-    programs = -(-programs // queues) * queues
+    if case.replanned:
+        choice = over(choice, ready.problem, programs)
+    else:
+        queues = queues_of(ready.problem, *choice.grid)
+        programs = -(-programs // queues) * queues
     choice = replace(choice, config=with_fields(choice.config, dict(case.config)), grid=(programs,))
     step, *after = list_launches(ready, Operands(q, k, v, out, lse, sinks), sequence, choice)
     step.args["workspace"].o.fill_(float("nan"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -70,6 +71,21 @@ def other_batch(of_queries: int, of_cache: int) -> None:
         kv = kv.with_fields(block_table=kv.block_table[:of_cache], lengths=kv.lengths[:of_cache])
     with pytest.raises(wa.AttentionError, match=rf"{name} is a .* on rank 2 and a .* on rank 0; all ranks must"):
         wad.paged_attention(q, wad.share_pages(kv))
+
+
+def other_values(**options: Any) -> None:
+    """One rank's table has a page that its cache lacks, in a call of a kind that all ranks have agreed on."""
+    group, rank = dist.new_group([1, 2, 3], timeout=timedelta(seconds=20)), dist.get_rank()
+    if rank == 0:
+        return
+    q, shared = torch.zeros(2, 1, 4, 8), wad.share_pages(cache(), group)
+    wad.paged_attention(q, shared, group=group, **options)
+    pages = shared.pages.with_fields(lengths=torch.tensor([2, 3]).int(), block_table=torch.full((2, 1), 7).int())
+    wrong = replace(shared, pages=pages) if rank == 2 else shared
+    told = "block_table" if rank == 2 else "^rank 2 has failed; its own message says more$"
+    with pytest.raises(wa.AttentionError, match=told):
+        wad.paged_attention(q, wrong, group=group, **options)
+    wad.paged_attention(q, shared, group=group, **options)
 
 
 def other_captured() -> None:
@@ -141,6 +157,8 @@ JOBS = [
     partial(other_batch, 1, 1),
     partial(other_batch, 2, 1),
     partial(other_batch, 1, 2),
+    other_values,
+    partial(other_values, same_bits=True),
     other_captured,
     other_functions,
     in_ring,

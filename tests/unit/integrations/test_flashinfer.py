@@ -320,8 +320,8 @@ LISTS = {  # indptr, indices, last_page_len
     f"indices holds -1; its elements must be within 0 .. {2**30}": ((0, 3), (0, -1, -2), (4,)),
     f"last_page_len holds -1; its elements must be within 0 .. {PAGE}": ((0, 1, 2), (0, 1), (-1, -2)),
     f"last_page_len holds {PAGE + 1}; its elements must be within 0 .. {PAGE}": ((0, 1), (0,), (PAGE + 1,)),
-    "indptr lists 1 requests and 3 pages; last_page_len has 1 and indices 2": ((0, 3), (0, 1), (4,)),
-    "indptr lists 2 requests and 1 pages; last_page_len has 2 and indices 2": ((0, 2, 1), (0, 1), (4, 4)),
+    "indptr lists 1 request and 3 pages; last_page_len has 1 and indices 2": ((0, 3), (0, 1), (4,)),
+    "indptr lists 2 requests and 1 page; last_page_len has 2 and indices 2": ((0, 2, 1), (0, 1), (4, 4)),
     "indptr lists 2 requests and 2 pages; last_page_len has 1 and indices 2": ((0, 1, 2), (0, 1), (4,)),
     "indptr is empty; it begins with 0": ((), (), ()),
 }
@@ -356,7 +356,7 @@ def test_lists_at_their_limits():
     for pages, rows in ((5, PAGE), (6, PAGE - 1), (6, PAGE + 1)):
         with pytest.raises(AttentionError, match=f"cache has {pages} pages of {rows} rows; the plan was made for"):
             fixed.check("cache", torch.empty(pages, rows, HEADS_KV, DIM))
-    with pytest.raises(AttentionError, match="1 requests with up to 3 pages; the wrapper was made for"):
+    with pytest.raises(AttentionError, match="1 request with up to 3 pages; the wrapper was made for"):
         fixed.plan(lists._replace(indptr=torch.tensor([0, 3])), torch.device("cpu"))
 
 

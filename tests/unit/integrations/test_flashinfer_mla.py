@@ -169,7 +169,7 @@ BAD = {
     "block_tables lists 2 requests; seq_lens has 4": lambda: planned_with(
         None, metadata=flashinfer.MLAPlanMetadata.dense(offsets((1, 1)), torch.zeros(2, 1).int(), Latents().lengths)
     ),
-    "request 1 has 1 pages of 4 rows in kv_indptr; its keys cannot be 5": lambda: planned_with(
+    "request 1 has 1 page of 4 rows in kv_indptr; its keys cannot be 5": lambda: planned_with(
         kv_len_arr=torch.tensor([9, 5, 4, 21])
     ),
     "run is called before plan": lambda: flashinfer.BatchMLAPagedAttentionWrapper(WORKSPACE).run(**parts()),

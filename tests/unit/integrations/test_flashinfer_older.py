@@ -146,7 +146,7 @@ def test_one_level_has_a_window_and_several_refuse_it():
     lists = [[x, x] for x in (offsets(QUERIES), *batch.pages)]
     with pytest.raises(AttentionError, match=r"^window_left is 3; with several levels"):
         two.plan(*lists, *SIZES, PAGE, window_left=3)
-    with pytest.raises(AttentionError, match=r"^qo_indptr_arr is 1 elements; it must be a list of 2 tensors"):
+    with pytest.raises(AttentionError, match=r"^qo_indptr_arr is a list of 1 element; it must be a list of 2 tensors"):
         two.plan([offsets(QUERIES)], *lists[1:], *SIZES, PAGE)
     with pytest.raises(AttentionError, match=r"^run is called before plan"):
         two.run(torch.cat(batch.q), batch.cache)

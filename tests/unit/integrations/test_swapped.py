@@ -1,11 +1,12 @@
 """torch's scaled_dot_product_attention swapped for a block: in torch's layers, compiled, checkpointed."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import warpattn as wa
 from warpattn.integrations import torch_sdpa
@@ -109,4 +110,65 @@ def test_checkpointing_of_a_function_that_enters_the_block(reentrant, ours):
     checkpoint(run, x, use_reentrant=reentrant).square().sum().backward()
     assert len(ours) == 2
     (expected,) = torch.autograd.grad(layer(x, x, x, need_weights=False)[0].square().sum(), x)
+    torch.testing.assert_close(x.grad, expected)
+
+
+def test_a_block_within_a_checkpoint_ends_there(ours):
+    """When it runs again, too: calls after the block are torch's."""
+    x = torch.randn(1, 2, 6, 8, requires_grad=True)
+
+    def run(x):
+        with swapped():
+            x = F.scaled_dot_product_attention(x, x, x)
+        return F.scaled_dot_product_attention(x, x, x).sin()
+
+    checkpoint(run, x, use_reentrant=False).square().sum().backward()
+    assert len(ours) == 2
+
+
+def keep_products(context, op, *args, **kwargs):
+    """A policy of selective checkpointing."""
+    return CheckpointPolicy.MUST_SAVE if "mm" in str(op) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+SELECTIVE = partial(create_selective_checkpoint_contexts, keep_products)
+OPTIONS = {"plain": {}, "to its end": {"early_stop": False}, "selective": {"context_fn": SELECTIVE}}
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [*((name, "function") for name in OPTIONS), ("plain", "layer"), ("plain", "nested"), ("to its end", "nested")],
+)
+def test_a_checkpoint_within_the_block_is_swapped_when_it_runs_again(name, function, inside, ours):
+    """In backward, which torch runs without the block's mode, or after the block."""
+    layer, x, w = LAYERS["attention"](), torch.randn(2, 6, 32, requires_grad=True), torch.randn(32, 32) / 6
+    again = partial(checkpoint, use_reentrant=False, **OPTIONS[name])
+    calls = {
+        "function": lambda x: F.scaled_dot_product_attention(x @ w, x, x.sin()),
+        "layer": lambda x: layer(x, x, x, need_weights=False)[0],
+        "nested": lambda x: again(calls["layer"], x.sin()).cos(),
+    }
+    with swapped():
+        loss = again(calls[function], x).square().sum()
+        if inside:
+            loss.backward()
+    if not inside:
+        loss.backward()
+    assert len(ours) == 2
+    (expected,) = torch.autograd.grad(calls[function](x).square().sum(), x)
+    torch.testing.assert_close(x.grad, expected)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_reentrant_checkpoint_runs_torchs_function_again(inside, ours):
+    x = torch.randn(1, 2, 6, 8, requires_grad=True)
+    with swapped():
+        loss = checkpoint(F.scaled_dot_product_attention, x, x, x, use_reentrant=True).square().sum()
+        if inside:
+            loss.backward()
+    if not inside:
+        loss.backward()
+    assert len(ours) == 1
+    (expected,) = torch.autograd.grad(F.scaled_dot_product_attention(x, x, x).square().sum(), x)
     torch.testing.assert_close(x.grad, expected)

@@ -11,8 +11,7 @@ from rich.console import Console
 
 from warpattn.cli import spelling
 from warpattn.cli.progress import working
-from warpattn.errors import AttentionError
-from warpattn.problem.launch import many
+from warpattn.errors import AttentionError, many
 from warpattn.runtime import cache_folder
 from warpattn.runtime.tuned import rows
 from warpattn.serving.layers import EightBitCache, LargestStep, layers_of, read_config, with_cache

@@ -11,8 +11,7 @@ from rich.console import Console
 from warpattn.cli import spelling
 from warpattn.cli.progress import working
 from warpattn.cli.request import are, given
-from warpattn.errors import AttentionError
-from warpattn.problem.launch import many
+from warpattn.errors import AttentionError, many
 from warpattn.runtime.tuned import rows
 from warpattn.serving.call_shape import STEP, CallShape, shapes_of
 from warpattn.serving.layers import LargestStep, Layer, layers_of, read_config

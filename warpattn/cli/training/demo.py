@@ -21,8 +21,7 @@ from torch import Tensor
 
 from warpattn.cli import tensors
 from warpattn.cli.progress import working
-from warpattn.errors import AttentionError
-from warpattn.problem.launch import many
+from warpattn.errors import AttentionError, many
 
 PACKAGE = Path(__file__).parents[2]
 BATCH, BATCHES = 8, 4  # pairs of a step, and steps until the text begins again, so that the loss falls

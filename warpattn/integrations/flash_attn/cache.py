@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from warpattn.api import attention, attention_paged
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, many
 from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.integrations.flash_attn import descaled, packed
 from warpattn.integrations.flash_attn.latent import absorbed
@@ -31,7 +31,7 @@ from warpattn.serving.slots import append_slots
 
 __all__ = ["cached"]
 
-WHOLE = "the keys that 1 pages hold"  # what rules say of a cache that is one page for each sequence
+WHOLE = "the keys of 1 page"  # what rules say of a cache that is one page for each sequence
 
 
 def cached(given: Given, tail: Tail) -> tuple[Tensor, Tensor]:
@@ -94,10 +94,11 @@ def _check(given: Given) -> None:
             fits = x is None or x.ndim == rank
             shape = () if x is None else tuple(x.shape)
             require(fits, f"{name} has shape {shape}; {how} {cu} it must have rank {rank}")
-    many = _batch(given) if not reasons else 0
+    batch = _batch(given) if not reasons else 0
     for name in ("cu_seqlens_k_new", "rotary_seqlens", "cache_leftpad", "cache_batch_idx"):
-        x, size = getattr(given, name), many + (name == "cu_seqlens_k_new")
-        require(bool(reasons) or x is None or len(x) == size, f"{name} must have {size} elements for {many} sequences")
+        x, size = getattr(given, name), batch + (name == "cu_seqlens_k_new")
+        what = f"{name} must have {many(size, 'element')} for {many(batch, 'sequence')}"
+        require(bool(reasons) or x is None or len(x) == size, what)
     for name, x in (("k", given.k), ("v", given.v)):
         rule = "new keys and values have 16 bits, also where a cache has 8"
         dtype = getattr(x, "dtype", None)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from warpattn.api import attention_paged, attention_varlen
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, many
 from warpattn.inputs import is_tensor, kind_of, without_autocast
 from warpattn.integrations.flash_attn.descaled import QueryRows, Rows, changed
 from warpattn.integrations.flash_attn.modifiers import Tail
@@ -90,7 +90,7 @@ def places(lengths: Tensor, most: int) -> Places:
     if lengths.device.type == "cpu" and lengths.numel():
         for length in (int(lengths.min()), int(lengths.max())):
             if not 0 <= length <= most:
-                raise AttentionError(f"a sequence has {length} rows; lengths are within 0 .. {most}")
+                raise AttentionError(f"a sequence has {many(length, 'row')}; lengths are within 0 .. {most}")
     counts = lengths.long()
     cu = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
     sequence = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
@@ -103,8 +103,8 @@ def divided(name: str, cu: Tensor, total: int) -> Places:
     at = places(cu.diff(), total)
     begins = cu.device.type != "cpu" or (len(cu) > 0 and int(cu[0]) == 0)
     if not begins or len(at.sequence) != total:
-        rule = f"its first offset must be 0, and it must divide {total} rows"
-        raise AttentionError(f"{name} divides {len(at.sequence)} rows; {rule}")
+        rule = f"its first offset must be 0, and it must divide {many(total, 'row')}"
+        raise AttentionError(f"{name} divides {many(len(at.sequence), 'row')}; {rule}")
     return at
 
 
@@ -159,8 +159,8 @@ def _gathered(keys: Keys) -> tuple[Rows, Rows, Tensor]:
     if keys.table is not None:
         lengths, size = _lengths(keys), split(keys.k)[0].shape[1]
         if lengths.shape != keys.table.shape[:1]:
-            rule = f"it must have one for each of {len(lengths)} sequences"
-            raise AttentionError(f"page_table has {len(keys.table)} rows; {rule}")
+            rule = f"it must have one for each of {many(len(lengths), 'sequence')}"
+            raise AttentionError(f"page_table has {many(len(keys.table), 'row')}; {rule}")
         at = places(lengths, keys.table.shape[1] * size)
         pages = keys.table.long()[at.sequence, at.position // size]
         within("page_table", pages, min(len(split(x)[0]) for x in (keys.k, keys.v)), "pages")
@@ -210,8 +210,8 @@ def _require_lengths(name: str, rows: Queries | Keys) -> None:
         _require_rank(f"seqused_{name}", rows.used, 1, "(batch)")
         require_integers(f"seqused_{name}", rows.used)
         if rows.cu is not None and len(rows.used) + 1 != len(rows.cu):
-            rule = f"cu_seqlens_{name} has offsets of {len(rows.cu) - 1} sequences"
-            raise AttentionError(f"seqused_{name} has {len(rows.used)} elements; {rule}")
+            rule = f"cu_seqlens_{name} has offsets of {many(len(rows.cu) - 1, 'sequence')}"
+            raise AttentionError(f"seqused_{name} has {many(len(rows.used), 'element')}; {rule}")
 
 
 def _even(batch: int, seq: int, like: Tensor) -> Tensor:

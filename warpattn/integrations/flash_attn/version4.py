@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from warpattn.api import attention
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, many
 from warpattn.inputs import is_tensor, kind_of
 from warpattn.integrations.flash_attn import packed, version3
 from warpattn.integrations.flash_attn.latent import absorbed
@@ -170,7 +170,7 @@ def _extra(name: str, mod: Any, plain: int, given: Given) -> Callable[[Lengths],
         raise AttentionError(f"{name} is {kind_of(mod)}; it must be a Python function, or a mask or score") from error
     count = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in parameters)
     if not plain <= count <= plain + 3:
-        raise AttentionError(f"{name} takes {count} arguments; it must take from {plain} to {plain + 3}")
+        raise AttentionError(f"{name} takes {many(count, 'argument')}; it must take from {plain} to {plain + 3}")
     tensors, scalars = given.aux_tensors, given.aux_scalars
     if not (tensors is None or (isinstance(tensors, list | tuple) and all(map(is_tensor, tensors)))):
         raise AttentionError(f"aux_tensors is {kind_of(tensors)}; it must be a list of tensors")

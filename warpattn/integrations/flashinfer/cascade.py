@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 import warpattn
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, many
 from warpattn.inputs import is_tensor, kind_of
 from warpattn.integrations.flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper
 from warpattn.integrations.flashinfer.older import Wrapper, check_planned
@@ -89,8 +89,8 @@ def _of_levels(given: Given, name: str, levels: int) -> list[Tensor]:
     """Return the argument `name`, a list with a tensor for each level."""
     found = getattr(given, name)
     if not isinstance(found, list | tuple) or len(found) != levels or not all(map(is_tensor, found)):
-        what = f"{len(found)} elements" if isinstance(found, list | tuple) else kind_of(found)
-        raise AttentionError(f"{name} is {what}; it must be a list of {levels} tensors, one for each level")
+        what = f"a list of {many(len(found), 'element')}" if isinstance(found, list | tuple) else kind_of(found)
+        raise AttentionError(f"{name} is {what}; it must be a list of {many(levels, 'tensor')}, one for each level")
     return list(found)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from warpattn.api import attention_paged
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, many
 from warpattn.inputs import is_tensor, number
 from warpattn.integrations.flashinfer.layer import (
     Layer,
@@ -95,7 +95,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         if not tokens or len(q) % tokens:
             raise AttentionError(f"q_len_per_req is {tokens}; it must divide the rows of q, {len(q)}")
         if given.out is not None and given.out.shape[0] != len(q):
-            raise AttentionError(f"out has {len(given.out)} rows; it must have those of q, {len(q)}")
+            raise AttentionError(f"out has {many(len(given.out), 'row')}; it must have those of q, {len(q)}")
         rows = with_scale("q_scale", given, q.unflatten(0, (-1, tokens)))
         target = None if given.out is None else given.out.unflatten(0, (-1, tokens))
         out, lse = attention_paged(rows, kv, out=target, sinks=given.sinks, **layer.tail())

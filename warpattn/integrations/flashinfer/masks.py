@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from warpattn.errors import AttentionError, Rules
+from warpattn.errors import AttentionError, Rules, many
 from warpattn.inputs import is_tensor, kind_of
 from warpattn.integrations.signature import require_integers
 from warpattn.language.expr import load
@@ -68,7 +68,7 @@ def _check(name: str, given: Tensor, sizes: Tensor, pairs: int = 1) -> None:
     total = int(sizes.sum())
     if given.numel() != total:
         what = "pairs of a query and a key" if pairs == 1 else "bytes, of each request as many as its pairs need"
-        raise AttentionError(f"{name} has {given.numel()} elements; the requests have {total} {what}")
+        raise AttentionError(f"{name} has {many(given.numel(), 'element')}; the requests have {total} {what}")
     if total * pairs >= 2**31:
         raise AttentionError(f"{name} has {given.numel()} elements; it may have up to {(2**31 - 1) // pairs}")
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from warpattn.api import attention_paged
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, many
 from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.integrations.flash_attn.latent import joined, queries
 from warpattn.integrations.flashinfer.layer import Layer, check_output, dtype_of, eight_bit_scale, finished
@@ -130,7 +130,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         own.tokens = longest if bool((offsets.cpu().diff() == longest).all()) else None
         if own.is_cuda_graph_enabled and own.max_q is not None and longest > own.max_q:
             rule = f"graphs of this wrapper were planned for at most {own.max_q}"
-            raise AttentionError(f"a request has {longest} new tokens; {rule}")
+            raise AttentionError(f"a request has {many(longest, 'new token')}; {rule}")
         if own.is_cuda_graph_enabled:
             longest = FEW if longest <= FEW else None
         own.max_q = longest
@@ -170,10 +170,10 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
             out, lse = attention_paged(queries(q, rope), kv, Ragged(own.cu_q, max_q=own.max_q), out=given.out, **tail)
             return finished(found, out, lse)
         if len(q) != own.tokens * len(kv.lengths):
-            rule = f"plan was called for {len(kv.lengths)} requests of {own.tokens}"
-            raise AttentionError(f"the queries have {len(q)} tokens; {rule}")
+            rule = f"plan was called for {many(len(kv.lengths), 'request')} of {own.tokens}"
+            raise AttentionError(f"the queries have {many(len(q), 'token')}; {rule}")
         if given.out is not None and len(given.out) != len(q):
-            raise AttentionError(f"out has {len(given.out)} rows; it must have those of the queries, {len(q)}")
+            raise AttentionError(f"out has {many(len(given.out), 'row')}; it must have those of the queries, {len(q)}")
         shape = len(kv.lengths), own.tokens
         target = None if given.out is None else given.out.unflatten(0, shape)
         out, lse = attention_paged(queries(*(x.unflatten(0, shape) for x in (q, rope))), kv, out=target, **tail)
@@ -197,10 +197,10 @@ def _page_lists(requests: MLAPlanMetadata, page_size: int) -> PageLists:
     indptr, indices, lengths = (requests.tensor(name) for name in ("kv_indptr", "kv_indices", "kv_len_arr"))
     counts = indptr.cpu().diff()
     if len(lengths) != len(counts):
-        raise AttentionError(f"kv_indptr lists {len(counts)} requests; kv_len_arr has {len(lengths)}")
+        raise AttentionError(f"kv_indptr lists {many(len(counts), 'request')}; kv_len_arr has {len(lengths)}")
     last = lengths.cpu() - (counts - 1) * page_size
     for b in ((counts > 0) & ((last < 0) | (last > page_size))).nonzero().flatten().tolist():
-        what = f"request {b} has {int(counts[b])} pages of {page_size} rows in kv_indptr"
+        what = f"request {b} has {many(int(counts[b]), 'page')} of {many(page_size, 'row')} in kv_indptr"
         raise AttentionError(f"{what}; its keys cannot be {int(lengths[b])}")
     return PageLists(indptr, indices, last, page_size)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from warpattn.errors import AttentionError, Rules
+from warpattn.errors import AttentionError, Rules, many
 from warpattn.inputs import is_tensor, kind_of
 from warpattn.integrations.flashinfer.layer import eight_bit_scale, heads_last
 from warpattn.integrations.signature import Given
@@ -55,13 +55,13 @@ class Tables:
         batch, most = len(counts), int(counts.max()) if len(counts) else 0
         width = max(most, 1) if self.fixed is None else self.fixed[1]
         if len(last) != batch or bool((counts < 0).any()) or int(indptr[-1]) > len(lists.indices):
-            what = f"indptr lists {batch} requests and {int(indptr[-1])} pages"
+            what = f"indptr lists {many(batch, 'request')} and {many(int(indptr[-1]), 'page')}"
             raise AttentionError(f"{what}; last_page_len has {len(last)} and indices {len(lists.indices)}")
         pages, size = lists.indices[: int(indptr[-1])].to("cpu", torch.int64), lists.page_size
         _check_lists(int(indptr[0]), pages, last[counts > 0], size)
         if self.fixed is not None and (batch != self.fixed[0] or most > width):
-            rule = f"the wrapper was made for graphs of {self.fixed[0]} requests with up to {width}"
-            raise AttentionError(f"the batch has {batch} requests with up to {most} pages; {rule}")
+            rule = f"the wrapper was made for graphs of {many(self.fixed[0], 'request')} with up to {width}"
+            raise AttentionError(f"the batch has {many(batch, 'request')} with up to {many(most, 'page')}; {rule}")
         taken = torch.arange(width, device="cpu") < counts[:, None]
         table = torch.zeros(batch, width, dtype=torch.int32, device="cpu")
         table[taken] = pages.to(torch.int32)
@@ -77,15 +77,15 @@ class Tables:
     def hold(self, table: Tensor, lengths: Tensor, page_size: int) -> None:
         """Use the caller's table and lengths in place; copies them only if they are not int32."""
         if len(table) != len(lengths):
-            raise AttentionError(f"block_tables lists {len(table)} requests; seq_lens has {len(lengths)}")
+            raise AttentionError(f"block_tables lists {many(len(table), 'request')}; seq_lens has {len(lengths)}")
         self.table, self.lengths, self.sizes = table.int(), lengths.int(), (page_size, 0)
 
     def check(self, name: str, pages: Tensor) -> None:
         """Check that pages (pages, rows, …) of a cache fit the plan."""
         (size, least), (count, rows) = self.sizes, pages.shape[:2]
         if rows != size or count < least:
-            rule = f"the plan was made for pages of {size} rows, {least} of them at least"
-            raise AttentionError(f"{name} has {count} pages of {rows} rows; {rule}")
+            rule = f"the plan was made for pages of {many(size, 'row')}, {least} of them at least"
+            raise AttentionError(f"{name} has {many(count, 'page')} of {many(rows, 'row')}; {rule}")
 
     def over(self, cache: Cache, layout: str, given: Given) -> PagedKV:
         """Return the planned batch over a cache, with the call's scales if it has 8 bits."""
@@ -130,7 +130,7 @@ def kept_offsets(own: Any, name: str, given: Tensor) -> tuple[Tensor, int]:
     if kept is None or not own.is_cuda_graph_enabled:
         kept = own.offsets[name] = host.to(own.device, copy=True)  # the caller may write his own again
     elif len(kept) != len(host):
-        raise AttentionError(f"{name} has {len(host)} offsets; the graph was made for {len(kept)}")
+        raise AttentionError(f"{name} has {many(len(host), 'offset')}; the graph was made for {len(kept)}")
     else:
         fill(kept, host)
     return kept, int(host.diff().max()) if len(host) > 1 else 0

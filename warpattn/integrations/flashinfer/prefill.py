@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from warpattn.api import attention_paged, attention_varlen
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, many
 from warpattn.integrations.flashinfer.decode import BLOCK_SCALES, planned_layer
 from warpattn.integrations.flashinfer.layer import Layer, finished, of_layout, with_scale, with_scales
 from warpattn.integrations.flashinfer.masks import FlatMask, flat_mask, packed_mask
@@ -73,7 +73,7 @@ class _PrefillWrapper(Wrapper):
         queries, keys = len(given.qo_indptr), len(getattr(given, of_keys))
         if queries != keys:
             rule = "they must be those of the same requests"
-            raise AttentionError(f"qo_indptr has {queries} offsets and {of_keys} {keys}; {rule}")
+            raise AttentionError(f"qo_indptr has {many(queries, 'offset')} and {of_keys} {keys}; {rule}")
         causal = bool(given.causal) and given.custom_mask is None and given.packed_custom_mask is None
         planned = Given(vars(given) | {"causal": causal})
         return planned, layer_of(planned, given.head_dim_qk)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import warpattn
-from warpattn.errors import AttentionError, Rules
+from warpattn.errors import AttentionError, Rules, many
 from warpattn.inputs import is_tensor
 from warpattn.integrations.flashinfer.layer import in_base_2, in_base_e
 from warpattn.serving.filled import fill, require_own
@@ -53,7 +53,7 @@ def merge_state_in_place(v: Tensor, s: Tensor, v_other: Tensor, s_other: Tensor,
     if mask is not None:
         _check({"mask": mask}, "rows")
         if len(mask) != len(v):
-            raise AttentionError(f"mask has {len(mask)} rows; it must have those of v, {len(v)}")
+            raise AttentionError(f"mask has {many(len(mask), 'row')}; it must have those of v, {len(v)}")
     if not torch.compiler.is_compiling():
         require_own({"v": v})
         require_own({"s": s}, {"v": v})

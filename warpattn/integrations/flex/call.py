@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, BlockMask
 
 from warpattn.api import attention
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, many
 from warpattn.integrations.flex.blocks import LARGEST_BLOCK
 from warpattn.integrations.flex.modifiers import mask_of, score_of
 from warpattn.integrations.signature import Given
@@ -46,7 +46,7 @@ def _check(given: Given) -> None:
             raise AttentionError(f"{name} is {got}; it must be a tensor (batch, heads, seq, head_dim)")
     q, k = given.query, given.key
     if q.shape[1] != k.shape[1] and not given.enable_gqa:
-        raise AttentionError(f"query has {q.shape[1]} heads and key {k.shape[1]}; that needs enable_gqa=True")
+        raise AttentionError(f"query has {many(q.shape[1], 'head')} and key {k.shape[1]}; that needs enable_gqa=True")
     if given.return_aux is not None and given.return_aux.max_scores:
         raise AttentionError("return_aux.max_scores is True; only the LSE is available: AuxRequest(lse=True)")
     if given.return_aux is not None and given.return_lse:

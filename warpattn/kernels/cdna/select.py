@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from warpattn.errors import many
 from warpattn.problem import Problem, is_latent
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import Element
-from warpattn.problem.launch import INVARIANT, Choice, many
+from warpattn.problem.launch import INVARIANT, Choice
 from warpattn.problem.operands import COPY_RULE
 from warpattn.problem.problem import Scales
 from warpattn.problem.scales import EightBit, eight_bit_of

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from warpattn.errors import many
 from warpattn.kernels.topology import Edge, Role, Signal, Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import Element
-from warpattn.problem.launch import DEFAULT_OPTIONS, INVARIANT, Choice, PlanOptions, many
+from warpattn.problem.launch import DEFAULT_OPTIONS, INVARIANT, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
 from warpattn.problem.scales import EightBit
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from warpattn.errors import AttentionError, Rules
+from warpattn.errors import AttentionError, Rules, many
 from warpattn.inputs import kind_of
 from warpattn.kernels.merge.launch import Result, merge_launches
 from warpattn.problem.backends import USE_REFERENCE
@@ -97,7 +97,7 @@ def _pairs(states: Sequence[object]) -> list[Result]:
         pairs = [Result(*pair) for pair in listed]  # pyright: ignore[reportGeneralTypeIssues]
     else:
         if len(states) % 2:
-            raise AttentionError(f"there are {len(states)} tensors; {rule}")
+            raise AttentionError(f"the call has {many(len(states), 'tensor')}; {rule}")
         pairs = [Result(*states[i : i + 2]) for i in range(0, len(states), 2)]  # pyright: ignore[reportArgumentType]
     if not 1 <= len(pairs) <= MOST:
         raise AttentionError(f"there are {len(pairs)} pairs of out and lse; there must be 1 to {MOST}")

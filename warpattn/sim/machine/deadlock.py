@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from ..errors import StopRun
-from ..memory.findings import Finding
+from ..memory.findings import Finding, many
 from .arrivals import arriving_ops
 from .roles import Run, Task, TasksWait
 from .sync import BarrierWait, NamedWait
@@ -37,7 +37,8 @@ def livelock(run: Run) -> NoReturn:
     """Report that roles only repeat loops that change nothing, and end the run."""
     text = f"nothing changes any more: {run.whereabouts()}"
     if run.waiting:
-        text += f"; {len(run.waiting)} programs have not started, since only in_flight of them run side by side"
+        waiting = many(len(run.waiting), "program")
+        text += f"; in_flight lets no more run side by side, so {waiting} did not start"
     run.findings.add(Finding("Livelock", text, tuple(task.at() for task in run.tasks)))
     raise StopRun
 

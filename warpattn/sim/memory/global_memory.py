@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .clocks import PRECEDING, Clock
-from .findings import Finding, Findings, Place
+from .findings import Finding, Findings, Place, many
 
 _SHIFT = 40
 _MIDDLE = 1 << (_SHIFT - 1)
@@ -326,22 +326,23 @@ class GlobalMemory:
         """Report a missing fence; earlier: the number of elements, the earlier access and what it did."""
         count, packed, before = earlier
         other = self.places.get(packed, Place("another program", ()))
-        text = f"{who.place} {_VERBS[how]} {count} elements of {buffer.name} through the asynchronous proxy after "
-        text += f"{other} {before}; there is no fence.proxy.async between the two"
+        text = f"{who.place} {_VERBS[how]} {many(count, 'element')} of {buffer.name} through the asynchronous proxy "
+        text += f"after {other} {before}; there is no fence.proxy.async between the two"
         self.findings.add(Finding("MissingFence", text, (who.place, other), buffer.name))
 
     def report_collision(self, part: Part, who: Toucher, lost: np.ndarray, size: int) -> None:
         """Report that lanes of one store write different values to one address: any of them may stay."""
         at = int(part.offsets.reshape(-1)[np.flatnonzero(lost)[0]])
-        text = f"{who.place} writes different values from several lanes to {np.count_nonzero(lost)} elements of "
-        text += f"{part.buffer.name}, the first at byte {at}: which of them stays is chance"
+        what = f"{many(int(np.count_nonzero(lost)), 'element')} of {part.buffer.name}"
+        text = f"{who.place} writes different values from several lanes to {what}, the first at byte {at}: "
+        text += "which of them stays is chance"
         self.findings.add(Finding("Race", text, (who.place,), part.buffer.name, (at, at + size)))
 
     def _race(self, who: Toucher, how: str, earlier: tuple[int, int, str], buffer: GlobalBuffer) -> None:
         """Report a conflict; earlier: the number of elements, the earlier access and its kind."""
         count, packed, before = earlier
         other = self.places.get(packed, Place("another program", ()))
-        verb, what = _VERBS[how], f"{count} elements of {buffer.name}"
+        verb, what = _VERBS[how], f"{many(count, 'element')} of {buffer.name}"
         text = f"{who.place} {verb} {what} that {other} {before}; nothing orders the two"
         self.findings.add(Finding("Race", text, (who.place, other), buffer.name))
 

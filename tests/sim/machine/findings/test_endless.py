@@ -58,7 +58,7 @@ def test_a_flag_that_a_program_sets(kernel, schedule, setter):
 
 def test_a_flag_of_a_program_that_cannot_start():
     report, _ = flags(kernels.atomic_kernel, 6, 5, in_flight=4)
-    assert "; 2 programs have not started, since only in_flight of them" in only(report, "Livelock").message
+    assert "; in_flight lets no more run side by side, so 2 programs did not start" in only(report, "Livelock").message
     assert flags(kernels.atomic_kernel, 6, 5, in_flight=6)[0].clean
 
 

@@ -84,4 +84,4 @@ def test_sums_in_any_order_are_a_race_where_the_order_is_to_be_fixed(dtype: str)
     assert simulate(compiled, (2,), args).clean
     found = simulate(compiled, (2,), args, fixed_order=True).findings
     assert [finding.kind for finding in found] == (["Race"] if dtype == "fp32" else [])
-    assert dtype == "i32" or "adds to 1 elements of out" in found[0].message
+    assert dtype == "i32" or "adds to 1 element of out" in found[0].message

@@ -102,6 +102,12 @@ def test_any_number_of_programs(programs, invariant):
     check(case, programs, schedule="random", seed=programs)
 
 
+def test_few_programs_of_many_row_tiles():
+    """128 CTAs have four queues of 33 row tiles, two have two of 66, three one of 132."""
+    case = Decode((3,) * 33, heads=256, dim=8, replanned=True)
+    check(case, 3)
+
+
 OVERHEADS = list(product((0, 1, 2, 5), (1, 2, 5, 9, 16, 40)))
 
 

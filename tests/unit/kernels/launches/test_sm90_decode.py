@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
+from bench.decode.own import over
 from tests.launches import SmallCall, small_call
-from warpattn.kernels.sm90.decode.choice import choose, head_rows
+from warpattn.errors import AttentionError
+from warpattn.kernels.sm90.decode.choice import choose, head_rows, queues_of
 from warpattn.kernels.sm90.decode.config import Combine, with_fields
-from warpattn.kernels.sm90.decode.launch import PROGRAMS, features_of, list_launches, workspace
+from warpattn.kernels.sm90.decode.launch import PROGRAMS, check_sums, features_of, list_launches, workspace
 from warpattn.kernels.sm90.mla.config import choose as choose_latent
 from warpattn.kernels.sm90.mla.launch import list_launches as mla_launches
 from warpattn.problem import Call, validate
@@ -74,6 +77,33 @@ def test_nearly_every_cta_has_a_queue(heads: int, queues: int) -> None:
     attend = launches(small_call("sm90", (512, 512), rows=(16, 600), heads=(heads, 1)))[0]
     assert attend.args["shape"].tiles == heads and heads % queues == 0
     assert attend.persistent == queues and attend.grid[0] % queues * 16 <= attend.grid[0]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 33, 129, 1025])
+def test_queues_and_sums_of_every_grid(batch: int) -> None:
+    """Whole row tiles and a CTA for each queue, few idle CTAs, and blocks that hold what is summed at once."""
+    problem = replace(small_call("sm90", (512, 512), rows=(16, 600)).checked.problem, batch=batch, heads_kv=1)
+    planned = choose(problem, ARCHS["sm90"])
+    for tiles, grid in product(range(1, 41), range(1, 265)):
+        asked = replace(problem, heads_q=tiles)  # 16 rows each
+        queues = queues_of(asked, grid)
+        assert 1 <= queues <= grid and tiles % queues == 0 and grid % queues * 16 <= grid
+        sums = over(planned, asked, grid).config.schedule.sums
+        row_tiles = batch * len(range(0, tiles, queues))
+        assert (sums is None and tiles == 1) or sums.width >= row_tiles or not sums.once, (tiles, grid)
+        check_sums(asked, sums, grid)
+
+
+def test_a_grid_of_another_schedule_is_refused() -> None:
+    """132 row tiles: in four queues of the 128 CTAs, in one of three CTAs."""
+    call = small_call("sm90", (128, 128), rows=(16, 600), heads=(16, 1))
+    problem = replace(call.checked.problem, batch=33)
+    call = call._replace(checked=replace(call.checked, problem=problem))
+    choice = choose(problem, ARCHS["sm90"])
+    assert list_launches(*call, replace(choice, grid=(4,)))[0].args["shape"].queues == 4
+    with pytest.raises(AttentionError, match="the grid is 3 CTAs, with 132 row tiles in a queue; the schedule sums at"):
+        list_launches(*call, replace(choice, grid=(3,)))
+    assert list_launches(*call, over(choice, problem, 3))[0].args["shape"].queues == 1
 
 
 def test_tokens_of_latent_queries_need_no_kernel_of_their_own() -> None:

@@ -96,7 +96,7 @@ def test_a_given_output_is_written():
 
 OUT, LSE = torch.zeros(2, 3, 4, 8), torch.zeros(2, 4, 3)
 BAD = {
-    "there are 3 tensors": ((OUT, LSE, OUT), {}),
+    "the call has 3 tensors": ((OUT, LSE, OUT), {}),
     "there are 0 pairs": (([],), {}),
     "there are 17 pairs": (([(OUT, LSE)] * 17,), {}),
     "states is a list of something else": (([OUT, LSE],), {}),
@@ -138,7 +138,7 @@ PROMISES = {
     "kv.shared_pages is -1": (-1, [[0, 1, 2]], [9]),
     "kv.shared_pages is 3": (3, [[0, 1, 2]], [9]),
     "kv.shared_pages is 2; sequences 0 and 1 begin with other pages": (2, [[0, 1, 2], [0, 3, 4]], [10, 11]),
-    "the 2 queries of sequence 1, with 9 keys, must come after those 8": (2, [[0, 1, 2], [0, 1, 4]], [10, 9]),
+    "the 2 newest of 9 keys of sequence 1 must come after those 8": (2, [[0, 1, 2], [0, 1, 4]], [10, 9]),
 }
 
 

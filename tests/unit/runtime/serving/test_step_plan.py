@@ -190,7 +190,7 @@ def test_what_it_refuses():
         plan(q, kv, None)
     with pytest.raises(wa.AttentionError, match="a StepPlan takes a PagedKV"):
         wa.StepPlan(q, (1, 2), seq)
-    with pytest.raises(wa.AttentionError, match="cu_q has 2 rows; 2 sequences have 3"):
+    with pytest.raises(wa.AttentionError, match="cu_q has 2 rows; for 2 sequences it must have 3"):
         plan.update(seq.cu_q[:2], kv.lengths, kv.block_table)
     with pytest.raises(wa.AttentionError, match="up to 5 pages; the plan was made for up to 4 of 4"):
         plan.update(seq.cu_q, kv.lengths, torch.zeros(2, 5, dtype=torch.int32))

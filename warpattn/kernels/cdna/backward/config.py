@@ -15,12 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from warpattn.errors import many
 from warpattn.kernels.amd.kv_config import KVBufferConfig
 from warpattn.language.nodes import Program
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import ELEMENT_OF, Element
-from warpattn.problem.launch import Choice, many
+from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
 
 from ..config import Products, RowStrides, pad_dim

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from warpattn.errors import many
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
-from warpattn.problem.launch import EARLY_AND_WAITS, Choice, many
+from warpattn.problem.launch import EARLY_AND_WAITS, Choice
 from warpattn.problem.operands import COPY_RULE, is_masked
 
 from .arguments import PADDING

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from warpattn.errors import many
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
-from warpattn.problem.launch import Choice, many
+from warpattn.problem.launch import Choice
 
 from ..config import FA4Config
 from ..traits import LEAST_ROWS

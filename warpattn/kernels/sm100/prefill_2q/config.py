@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from warpattn.errors import many
 from warpattn.problem import Problem
 from warpattn.problem.element import ELEMENT_OF
-from warpattn.problem.launch import Choice, many
+from warpattn.problem.launch import Choice
 from warpattn.problem.operands import COPY_RULE
 from warpattn.problem.scales import eight_bit_of
 
@@ -55,7 +56,7 @@ def prefill_config(problem: Problem) -> tuple[FA4Config, tuple[str, ...]]:
     if config.converts and config.num_qk_stages > 1:  # the warps that convert take K whole
         config = replace(config, max_qk_stages=1)
     if config.box_rows < LEAST_ROWS:
-        what = f"pages of {problem.page_size} keys hold no box of {LEAST_ROWS} rows"
+        what = f"pages of {many(problem.page_size, 'key')} hold no box of {LEAST_ROWS} rows"
         changes = (*changes, f"{what}: ordinary copies fetch them row by row, one key tile at a time")
     if config.products:
         changes = (*changes, "products are of 8 bits; weights are rounded to e4m3")

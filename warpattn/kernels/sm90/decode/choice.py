@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, many
 from warpattn.kernels.topology import Registers
 from warpattn.language.nodes import Reads
 from warpattn.problem import Problem, is_latent
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import Element
-from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY, EARLY_AND_WAITS, Choice, PlanOptions, many
+from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY, EARLY_AND_WAITS, Choice, PlanOptions
 from warpattn.problem.scales import eight_bit_of
 
 from ..operand_format import OperandFormat
@@ -61,7 +61,7 @@ def check_takes(problem: Problem) -> None:
     """Raises AttentionError for a problem that decode does not take."""
     if not takes(problem):
         rule = f"the decode kernel takes dense or paged keys and 1 to {MAX_TOKENS} query tokens"
-        raise AttentionError(f"the problem is {problem.kind} with {problem.seq_q} query tokens; {rule}")
+        raise AttentionError(f"the problem is {problem.kind} with {many(problem.seq_q, 'query token')}; {rule}")
 
 
 def serves(problem: Problem) -> bool:
@@ -230,10 +230,14 @@ def queues_of(problem: Problem, grid: int) -> int:
     return next((n for n in range(min(tiles, grid), 1, -1) if tiles % n == 0 and grid % n * IDLE <= grid), 1)
 
 
+def queue_row_tiles(problem: Problem, grid: int) -> int:
+    """Row tiles of each work queue."""
+    return problem.batch * row_tiles(problem) // queues_of(problem, grid)
+
+
 def schedule_of(problem: Problem, schedule: Schedule, grid: int) -> Schedule:
     """The schedule with the problem's lengths and row tiles."""
-    tiles = row_tiles(problem)
-    row_tiles_of_queue = problem.batch * tiles // queues_of(problem, grid)
+    tiles, row_tiles_of_queue = row_tiles(problem), queue_row_tiles(problem, grid)
     schedule = replace(schedule, has_lengths=problem.kind != "dense", one_row_tile=tiles == 1)
     schedule = replace(schedule, ragged=problem.ragged_queries, one_token=problem.ragged_queries and problem.seq_q == 1)
     if problem.kind == "dense" and tiles == 1 and _same_span(problem.span_reads):

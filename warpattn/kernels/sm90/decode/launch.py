@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from warpattn.errors import AttentionError, many
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import compile_options
 from warpattn.problem.launch import Choice, Launch
@@ -24,8 +25,8 @@ from ...nvidia.arguments import strided
 from ...pieces.combine_config import MOST_COLUMNS, CombineTile, allocate_parts, combine_tile
 from ..arguments import LARGEST_EXPONENT
 from .arguments import ColumnScaledRows, DecodeShape, KeyIndex, MappedRows, PartialResults, ScaledQueries, ScaledRows
-from .choice import head_rows, head_tiles, partitions, queue_cut, queues_of, row_tiles
-from .config import DecodeConfig, StreamConfig
+from .choice import head_rows, head_tiles, partitions, queue_cut, queue_row_tiles, queues_of, row_tiles
+from .config import DecodeConfig, LengthSums, StreamConfig
 
 COMBINE_ARGUMENTS = ("out", "keys", "workspace", "lse_ptr", "sinks_ptr", "shape", "mask_args")
 PROGRAMS = 2112  # programs of the combining kernel, if there are enough rows: 16 for each SM of an H200
@@ -110,6 +111,7 @@ def arguments(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Cho
         table = table if table.stride(-1) == 1 else table.contiguous()
         keys, pages = KeyIndex(cache.lengths.contiguous(), table, table.stride(0), cu_q), len(x.k)
     grid = choice.grid[0]
+    check_sums(p, choice.config.schedule.sums, grid)
     cut = queue_cut(p, grid)
     shape = DecodeShape(
         batch=p.batch, tokens=p.seq_q, total=len(x.q), capacity=p.seq_k,
@@ -126,6 +128,14 @@ def arguments(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Cho
         "k": k, "v": v, "q": q, "out": strided(x.out), "keys": keys,
         "lse_ptr": x.lse, "sinks_ptr": x.sinks, "scale": checked.scale, "shape": shape, **modifier_args(checked),
     }  # fmt: skip
+
+
+def check_sums(problem: Problem, sums: LengthSums | None, grid: int) -> None:
+    """Raises AttentionError if a schedule, of another grid, sums fewer row tiles than a queue of `grid` CTAs has."""
+    row_tiles_of_queue = queue_row_tiles(problem, grid)
+    if sums is not None and sums.once and row_tiles_of_queue > sums.width:
+        what = f"the grid is {many(grid, 'CTA')}, with {row_tiles_of_queue} row tiles in a queue"
+        raise AttentionError(f"{what}; the schedule sums at most {sums.width}")
 
 
 def scaled_rows(x: Tensor, scale: Tensor | None) -> ScaledRows | ColumnScaledRows:

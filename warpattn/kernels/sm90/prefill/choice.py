@@ -13,11 +13,12 @@ from functools import lru_cache
 from heapq import heapreplace
 from typing import NamedTuple, cast
 
+from warpattn.errors import many
 from warpattn.kernels.pieces.span_tiles import SpanTiles, TileSize, span_tiles
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import ELEMENT_OF
-from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions, many
+from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.operands import is_masked
 
 from ..copies.config import copies, of_copies, over_copies, with_scales

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from warpattn.errors import many
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import Arch, compile_options
 from warpattn.problem.element import ELEMENT_OF
-from warpattn.problem.launch import EARLY_AND_WAITS, Choice, Launch, many
+from warpattn.problem.launch import EARLY_AND_WAITS, Choice, Launch
 from warpattn.problem.operands import (
     COPY_RULE,
     Features,

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
+from warpattn.errors import many
 from warpattn.kernels.pieces.scheduler_sizes import SPLIT_VARLEN_FIELDS, VARLEN_TILE_FIELDS
 from warpattn.kernels.topology import Topology
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
-from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY_AND_WAITS, Choice, PlanOptions, many
+from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY_AND_WAITS, Choice, PlanOptions
 from warpattn.problem.operands import COPY_RULE
 
 from ..copies.config import (
@@ -227,7 +228,8 @@ def _box(page_size: int, block_n: int) -> tuple[int, str]:
         return block_n, "sequences lie end to end: a box is a whole key tile"
     box = min(page_size & -page_size, block_n)
     if box < LEAST_BOX:
-        return 0, f"pages of {page_size} keys hold no box of {LEAST_BOX} rows: ordinary copies fetch them row by row"
+        what = f"pages of {many(page_size, 'key')} hold no box of {LEAST_BOX} rows"
+        return 0, f"{what}: ordinary copies fetch them row by row"
     return box, f"pages of {page_size} keys: boxes of {box} rows divide them and the key tile"
 
 
