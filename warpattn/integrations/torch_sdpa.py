@@ -155,8 +155,9 @@ class _Swap(TorchFunctionMode):
 
 
 def _pack_hook() -> Any:
-    """Return the innermost hook for saved tensors, or None."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+    """Return the innermost hook for saved tensors, for which torch has no public name, or None."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # type: ignore[attr-defined]
+    hooks = top and top(True)
     return hooks and hooks[0]
 
 
