@@ -187,10 +187,18 @@ def test_tensors_of_masks_may_be_from_inference_mode(double):
 
 
 def test_second_derivatives_are_refused(double):
+    """Also by single tensors, for which torch runs no more of the graph than leads to them: a loss with a penalty of
+    gradients lost the penalty there."""
     q, k, v = leaves()
-    (dq,) = torch.autograd.grad(wa.attention(q, k, v, backend=SIM).float().sum(), q, create_graph=True)
+    sinks, slopes = torch.zeros(4, requires_grad=True), torch.ones(4, requires_grad=True)
+    out = wa.attention(q, k, v, score=wa.ALiBi(slopes), sinks=sinks, backend=SIM)
+    dout = torch.ones_like(out, requires_grad=True)
+    (dq,) = torch.autograd.grad(out, q, dout, create_graph=True)
     with pytest.raises(wa.AttentionError, match="are differentiated again"):
-        dq.sum().backward()
+        dq.sum().backward(retain_graph=True)
+    for by in (q, k, v, sinks, slopes, dout):
+        with pytest.raises(wa.AttentionError, match="are differentiated again"):
+            torch.autograd.grad(out.sum() + dq.sum(), by, retain_graph=True, allow_unused=True)
 
 
 @pytest.mark.parametrize(("given", "switch", "expected"), [
