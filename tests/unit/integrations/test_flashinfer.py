@@ -293,6 +293,7 @@ BAD = {
     "packed_custom_mask has 3 elements": lambda: ragged_plan(packed_custom_mask=torch.ones(3).byte()),
     "packed_custom_mask has dtype torch.int32": lambda: ragged_plan(packed_custom_mask=torch.ones(3).int()),
     "v_scale is 2.0": lambda: decode_run(v_scale=2.0),
+    "q_len_per_req is 3; it must divide": lambda: decode_run(q_len_per_req=3),
     "v has dtype torch.float8_e4m3fn": lambda: flashinfer.single_decode_with_kv_cache(
         torch.ones(HEADS, DIM), torch.ones(5, HEADS_KV, DIM), torch.ones(5, HEADS_KV, DIM).to(torch.float8_e4m3fn),
         v_scale=2.0,

@@ -31,6 +31,8 @@ def test_captured_tensors_get_theirs_in_the_order_given(backend, monkeypatch):
         torch.testing.assert_close(mine.float(), theirs.float(), atol=3e-2, rtol=3e-2)
         assert mine.abs().max() > 0.01
     assert none.shape == other.shape and not none.any()
+    with pytest.raises(wa.AttentionError, match=r"dout is a torch.float32 tensor .*; it must be a torch.bfloat16"):
+        differentiate(call, saved, Along(dout.float(), None))
 
 
 def test_reads_outside_of_a_captured_tensor_have_no_gradient():
