@@ -35,6 +35,17 @@ def test_captured_tensors_get_theirs_in_the_order_given(backend, monkeypatch):
         differentiate(call, saved, Along(dout.float(), None))
 
 
+def test_rows_that_see_no_key_have_no_part_in_the_reference():
+    """Their LSE is -inf here and in the whole."""
+    q, k, v, dout = (torch.randn(1, rows, 2, 16) for rows in (6, 4, 4, 6))
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    out, lse = wa.attention(*leaves, mask=wa.Causal(), return_lse=True)
+    call = Call(q, k, v, Dense(), wa.Causal(), return_lse=True)
+    found = differentiate(call, Saved(q, k, v, out.detach(), lse.detach(), None), Along(dout, None))
+    for mine, expected in zip(found, torch.autograd.grad(out, leaves, dout), strict=True):
+        torch.testing.assert_close(mine, expected)
+
+
 def test_reads_outside_of_a_captured_tensor_have_no_gradient():
     """Neither one before the first element nor one past the last."""
     rows, columns = torch.meshgrid(torch.arange(-2, 6), torch.arange(-1, 5), indexing="ij")
