@@ -92,7 +92,7 @@ def test_decode_of_several_tokens_with_sinks_and_factors():
     found = wrapper.run(q, batch.cache, out=out, lse=lse, return_lse=True, sinks=sinks, q_scale=2.0, k_scale=0.5)
     assert found[0] is out and found[1] is lse
     batch.check(out, lse, causal=True, sinks=sinks)
-    shorter = wrapper.run(q, batch.cache, return_lse=True, window_left=2)
+    shorter = wrapper.run(q, batch.cache, v_scale=1.0, return_lse=True, window_left=2)
     batch.check(*shorter, causal=True, window=2)
 
 

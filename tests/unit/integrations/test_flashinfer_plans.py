@@ -104,12 +104,6 @@ def test_bits_of_a_mask_are_counted_in_32():
         packed_mask(bits, torch.tensor([0, 2**15]), torch.tensor([2**16]), bits.device)
 
 
-def test_a_factor_of_one_for_16_bit_values_is_none():
-    wrapper, given, call = decode(batch_of(decode))
-    plan(wrapper, given)
-    assert torch.equal(wrapper.run(*call, v_scale=1.0), wrapper.run(*call))
-
-
 def test_states_that_require_gradients_are_merged_in_place_without_them():
     v, s = torch.randn(3, 2, 8, requires_grad=True), torch.randn(3, 2)
     other = torch.randn(3, 2, 8), torch.randn(3, 2)

@@ -188,8 +188,7 @@ def test_tensors_of_masks_may_be_from_inference_mode(double):
 
 
 def test_second_derivatives_are_refused(double):
-    """Also by single tensors, for which torch runs no more of the graph than leads to them: a loss with a penalty of
-    gradients lost the penalty there."""
+    """Also by single tensors, for which torch runs no more of the graph than leads to them."""
     q, k, v = leaves()
     sinks, slopes = torch.zeros(4, requires_grad=True), torch.ones(4, requires_grad=True)
     out = wa.attention(q, k, v, score=wa.ALiBi(slopes), sinks=sinks, backend=SIM)
