@@ -36,7 +36,6 @@ def test_captured_tensors_get_theirs_in_the_order_given(backend, monkeypatch):
 
 
 def test_rows_that_see_no_key_have_no_part_in_the_reference():
-    """Their LSE is -inf here and in the whole."""
     q, k, v, dout = (torch.randn(1, rows, 2, 16) for rows in (6, 4, 4, 6))
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     out, lse = wa.attention(*leaves, mask=wa.Causal(), return_lse=True)
