@@ -93,13 +93,13 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, there: Way, back: Way, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.back = back
+        ctx.ways = back, there
         ctx.set_materialize_grads(False)
         return tuple(_exchanged(tensors, there))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-        exchanged = iter(_exchanged([g for g in gradients if g is not None], ctx.back))
+        exchanged = iter(_Exchange.apply(*ctx.ways, *(g for g in gradients if g is not None)))
         return None, None, *(None if g is None else next(exchanged) for g in gradients)
 
 

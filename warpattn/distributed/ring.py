@@ -75,7 +75,7 @@ class _Ring(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         _, need_q, need_k, need_v, need_sinks, *need_captured = ctx.needs_input_grad
         check_unchanged(ctx.seen)
-        q, k, v, out, lse, sinks, *captured = ctx.saved_tensors
+        q, k, v, out, lse, sinks, *captured = kept = ctx.saved_tensors
         wanted = [x for x, need in zip(captured, need_captured, strict=True) if need]
         with torch.no_grad():
             x = Saved(q, k, v, out, lse, sinks)
@@ -84,7 +84,8 @@ class _Ring(torch.autograd.Function):
             dsinks = sink_gradient(x, along) if need_sinks else None
         given = [g if need else None for g, need in ((dq, need_q), (dk, need_k), (dv, need_v))]
         rest = iter(found)
-        return None, *taken_once([*given, dsinks, *(next(rest) if need else None for need in need_captured)])
+        given += [dsinks, *(next(rest) if need else None for need in need_captured)]
+        return None, *taken_once(given, (*kept, *gradients))
 
 
 def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -81,8 +81,19 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        dim, ranks, placement = ctx.given
-        (gradient,) = gradients
-        gradient = gradient.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(gradient, group=ranks.group)
-        return placement.cut(gradient, dim, ranks.rank), None, None, None
+        return _Reduce.apply(*gradients, *ctx.given), None, None, None
+
+
+class _Reduce(torch.autograd.Function):
+    """Sums tensors of all ranks and cuts this rank's part, so that each of the two has the other as its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, ranks: Ranks, placement: Placement) -> Tensor:
+        ctx.given = dim, ranks, placement
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ranks.group)
+        return placement.cut(total, dim, ranks.rank)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return _Gather.apply(*gradients, *ctx.given), None, None, None

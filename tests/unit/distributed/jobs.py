@@ -158,6 +158,29 @@ def changed_between() -> None:
         out.sum().backward()
 
 
+def gathered(*parts: Tensor, mask: wa.Mask) -> Tensor:
+    """A rank's rows of a call over all keys."""
+    return wad.shard(wa.attention(*(wad.unshard(x, 1) for x in parts), mask=mask), 1)
+
+
+def differentiated_again() -> None:
+    """A penalty of gradients against that of the whole; rings and exchanges of heads refuse it."""
+    whole = [x.requires_grad_() for x in torch.randn((3, 2, 8, 4, 6), dtype=FLOAT, generator=torch.Generator())]
+
+    def penalised(attend: Callable[..., Tensor], leaves: list[Tensor]) -> tuple[Tensor, ...]:
+        loss = attend(*leaves, mask=wa.Causal()).square().sum()
+        gradients = torch.autograd.grad(loss, leaves, create_graph=True)
+        penalty = torch.stack([x.square().sum() for x in gradients]).sum()
+        return torch.autograd.grad(loss + penalty, leaves, allow_unused=True)
+
+    parts, right = [wad.shard(x.detach(), 1).requires_grad_() for x in whole], penalised(wa.attention, whole)
+    for part, expected in zip(penalised(gathered, parts), right, strict=True):
+        torch.testing.assert_close(part, wad.shard(expected, 1), rtol=1e-10, atol=1e-11)
+    for attend in (wad.ring_attention, wad.ulysses_attention):
+        with pytest.raises(wa.AttentionError, match="are differentiated again"):
+            penalised(attend, parts)
+
+
 def jobs() -> list[Callable[[], None]]:
     """One case of every kind, and every way."""
     named = {case.name: case for case in cases()}
@@ -170,6 +193,7 @@ def jobs() -> list[Callable[[], None]]:
         *(partial(of_some, named["causal"], ranks) for ranks in (1, 2)),
         partial(mesh, named["slopes"]),
         changed_between,
+        differentiated_again,
     ]
 
 

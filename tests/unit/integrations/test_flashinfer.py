@@ -92,7 +92,7 @@ def test_decode_of_several_tokens_with_sinks_and_factors():
     found = wrapper.run(q, batch.cache, out=out, lse=lse, return_lse=True, sinks=sinks, q_scale=2.0, k_scale=0.5)
     assert found[0] is out and found[1] is lse
     batch.check(out, lse, causal=True, sinks=sinks)
-    shorter = wrapper.run(q, batch.cache, return_lse=True, window_left=2)
+    shorter = wrapper.run(q, batch.cache, v_scale=1.0, return_lse=True, window_left=2)
     batch.check(*shorter, causal=True, window=2)
 
 
@@ -293,6 +293,7 @@ BAD = {
     "packed_custom_mask has 3 elements": lambda: ragged_plan(packed_custom_mask=torch.ones(3).byte()),
     "packed_custom_mask has dtype torch.int32": lambda: ragged_plan(packed_custom_mask=torch.ones(3).int()),
     "v_scale is 2.0": lambda: decode_run(v_scale=2.0),
+    "q_len_per_req is 3; it must divide": lambda: decode_run(q_len_per_req=3),
     "v has dtype torch.float8_e4m3fn": lambda: flashinfer.single_decode_with_kv_cache(
         torch.ones(HEADS, DIM), torch.ones(5, HEADS_KV, DIM), torch.ones(5, HEADS_KV, DIM).to(torch.float8_e4m3fn),
         v_scale=2.0,

@@ -10,6 +10,7 @@ from tests.unit.integrations import test_flashinfer_mla as latent
 from tests.unit.integrations.test_flashinfer import DIM, HEADS, HEADS_KV, KEYS, PAGE, QUERIES, WORKSPACE, Batch, offsets
 from tests.unit.integrations.test_flashinfer_older import decode, paged, ragged
 from warpattn.errors import AttentionError
+from warpattn.integrations.flashinfer.masks import packed_mask
 
 SIZES = (HEADS, HEADS_KV, DIM)
 PAIRS = sum(q * k for q, k in zip(QUERIES, KEYS, strict=True))
@@ -84,6 +85,32 @@ def test_lists_after_a_table_leave_the_table_alone():
     wrapper.plan(*other.lists, causal=True, **latent.SIZES)
     assert torch.equal(table, kept) and batch.lengths.tolist() == list(latent.KEYS)
     assert places == {wrapper.tables.table.data_ptr()}
+
+
+def test_graphs_have_bounds_of_no_plan():
+    """A later plan may have longer requests; few tokens of latent queries stay few."""
+    wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(WORKSPACE, "NHD", True)
+    wrapper.plan(offsets(QUERIES), offsets(KEYS), *SIZES)
+    assert wrapper.seq.max_q is wrapper.seq.max_k is None
+    for tokens, bound in ((16, 16), (17, None)):
+        wrapper = flashinfer.BatchMLAPagedAttentionWrapper(WORKSPACE, True)
+        wrapper.plan(*latent.Latents((tokens, 1, 1, 1)).lists, **latent.SIZES)
+        assert wrapper.max_q == bound
+
+
+def test_bits_of_a_mask_are_counted_in_32():
+    bits = torch.empty(2**28, dtype=torch.uint8, device="meta")
+    with pytest.raises(AttentionError, match="it may have up to 268435455"):
+        packed_mask(bits, torch.tensor([0, 2**15]), torch.tensor([2**16]), bits.device)
+
+
+def test_states_that_require_gradients_are_merged_in_place_without_them():
+    v, s = torch.randn(3, 2, 8, requires_grad=True), torch.randn(3, 2)
+    other = torch.randn(3, 2, 8), torch.randn(3, 2)
+    with torch.no_grad():
+        expected, _ = flashinfer.merge_state(v, s, *other)
+        flashinfer.merge_state_in_place(v, s, *other)
+    assert torch.equal(v, expected)
 
 
 WRONG = {

@@ -139,6 +139,7 @@ def small(before: str = "", inside: str = "", stand_in: str = "bar.sync \t2, 128
 def test_a_small_role_is_shared():
     shared = share_role(small())
     assert shared.count("st.shared") == 1 and shared.count("%shared_thread") > 2
+    assert "and.b32 \t%shared_thread, %shared_thread, 127;" in shared  # of the 128 threads of any warpgroup
     assert events(as_first(shared, 1), 0) == events(shared, -1) != events(shared, 0)
     back = shared.split("$L__shared_role_1:")[1]
     assert "mov.u32 \t%r1, %tid.x;" in back and "add.s32 \t%r2, %r1, 5;" in back  # not the number in a warpgroup
@@ -160,9 +161,11 @@ def test_a_small_role_is_shared():
      {"inside": "shared_role.leave;"},
      {"inside": "add.s32 \t%r2, %r2, 1;", "end": "st.shared.b32 \t[%r2], %r2;"},  # other roles read what it changes
      {"stand_in": "mov.b32 \t%r2, 7;\n\tbar.sync \t2, 128;", "end": "st.shared.b32 \t[%r1], %r2;"},
+     {"before": "mov.b32 \t%r3, 1; mov.b32 \t%r5, 2;", "inside": "add.s32 \t%r2, %r2, %r3;"},
      {"stand_in": ""}],
     ids=["memory", "two values", "loop", "result of a wait", "call", "table", "barriers", "guarded", "other barrier",
-         "one place", "assembly", "two ends", "changed", "another value", "no barrier"],
+         "one place", "assembly", "two ends", "changed", "another value", "in one line",
+         "no barrier"],
 )  # fmt: skip
 def test_roles_that_cannot_be_shared(parts):
     with pytest.raises(NotShared):
@@ -200,6 +203,18 @@ def test_values_that_the_role_writes_first_may_be_anything():
     """What was in their registers before is not read."""
     before, inside = "ld.global.b32 \t%r3, [%r1];", "mov.b32 \t%r3, 1;\n\tadd.s32 \t%r2, %r2, %r3;"
     assert "ld.global" not in share_role(small(before, inside)).split("$L__shared_role:")[1]
+
+
+@pytest.mark.parametrize(
+    ("before", "inside"),
+    [("mov.b32 \t%r3, 7;", "add.s32 \t%r3, %r3, 1;"), ("mov.b32 \t%r3, 7;", "wgmma.mma_async \t{%r3}, %r1, %r1, 1;"),
+     ("mov.b32 \t%r3, 7;", "@%p9 mov.b32 \t%r3, 1;"),
+     ("shfl.sync.idx.b32 \t%r3, %r1, 0, 31, -1;", "add.s32 \t%r5, %r3, 1;")],
+    ids=["sum", "product", "guarded", "lanes"],
+)  # fmt: skip
+def test_values_from_before_are_computed_where_roles_meet(before, inside):
+    """Also those that the role changes."""
+    assert before in share_role(small(before, inside)).split("$L__shared_role:")[1].split("%shared_role;")[0]
 
 
 def test_text_without_numbers_of_source_lines():

@@ -9,7 +9,7 @@ Under torch's dispatch modes (selective checkpointing, fake tensors, `make_fx`),
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence as Many
 from dataclasses import replace
 from typing import Any, NamedTuple
 from typing import cast as typed
@@ -67,20 +67,24 @@ class _Attention(torch.autograd.Function):
         _, _, *needed = ctx.needs_input_grad
         check_unchanged(job.seen)
         checked: CheckedBackward = checked_backward(job.checked, job.deterministic)
-        saved = Saved(*ctx.saved_tensors[:6])
+        kept: tuple[Tensor | None, ...] = ctx.saved_tensors
+        saved = Saved(*kept[:6])  # pyright: ignore[reportArgumentType]
         wanted = Wanted(needed[3], tuple(needed[4:]))
         with torch.no_grad() if torch.is_grad_enabled() else NOTHING:  # create_graph=True turns gradients on
             found = take_gradients(checked, job.sequence, saved, Along(*gradients), wanted)
         given = (found.q, found.k, found.v, found.sinks, *found.captured)
         given = tuple(x if need else None for x, need in zip(given, needed, strict=True))
-        return None, None, *taken_once(given)
+        return None, None, *taken_once(given, (*kept, *gradients))
 
 
-def taken_once(gradients: Iterable[Tensor | None]) -> Iterable[Tensor | None]:
-    """Make the gradients that a backward returns raise one clear error if they are differentiated again."""
+def taken_once(gradients: Many[Tensor | None], of: Many[Tensor | None]) -> Many[Tensor | None]:
+    """Make the gradients that a backward returns raise one clear error if they are differentiated again.
+
+    of: the tensors that they depend on; else torch would leave them out where it differentiates by these alone.
+    """
     if not torch.is_grad_enabled():
         return gradients
-    return _Once.apply(*(x if x is None else x.requires_grad_() for x in gradients))
+    return _Once.apply(len(gradients), *gradients, *of)
 
 
 class _Once(torch.autograd.Function):
@@ -90,10 +94,10 @@ class _Once(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, *gradients: Tensor | None) -> Any:
-        return gradients
+    def forward(ctx: Any, count: int, *tensors: Tensor | None) -> Any:
+        return tensors[:count]
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor | None) -> Any:
-        rule = 'take them once, or use backend="reference"'
+        rule = 'take them once, or call `attention` with backend="reference"'
         raise AttentionError(f"the gradients of attention kernels are differentiated again; {rule}")

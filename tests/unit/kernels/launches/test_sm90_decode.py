@@ -13,10 +13,11 @@ from bench.decode.own import over
 from tests.launches import SmallCall, small_call
 from warpattn.errors import AttentionError
 from warpattn.kernels.sm90.decode.choice import choose, head_rows, queues_of
-from warpattn.kernels.sm90.decode.config import Combine, with_fields
+from warpattn.kernels.sm90.decode.config import Combine, LengthSums, with_fields
 from warpattn.kernels.sm90.decode.launch import PROGRAMS, check_sums, features_of, list_launches, workspace
 from warpattn.kernels.sm90.mla.config import choose as choose_latent
 from warpattn.kernels.sm90.mla.launch import list_launches as mla_launches
+from warpattn.masks import Full, Mask, Span
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import Choice, Launch, PlanOptions
@@ -71,7 +72,9 @@ def test_row_tiles_of_a_head_have_queues_of_their_own(heads, tokens: int, queues
     assert (shape.splits, shape.whole) == (splits, whole)
 
 
-@pytest.mark.parametrize(("heads", "queues"), [(26, 2), (96, 32), (128, 128), (136, 8), (131, 1), (1024, 128)])
+@pytest.mark.parametrize(
+    ("heads", "queues"), [(26, 2), (20, 20), (96, 32), (128, 128), (136, 8), (131, 1), (1024, 128)]
+)
 def test_nearly_every_cta_has_a_queue(heads: int, queues: int) -> None:
     """However many row tiles a head has; here one for each head, of 16 rows. Queues have equally many."""
     attend = launches(small_call("sm90", (512, 512), rows=(16, 600), heads=(heads, 1)))[0]
@@ -104,6 +107,49 @@ def test_a_grid_of_another_schedule_is_refused() -> None:
     with pytest.raises(AttentionError, match="the grid is 3 CTAs, with 132 row tiles in a queue; the schedule sums at"):
         list_launches(*call, replace(choice, grid=(3,)))
     assert list_launches(*call, over(choice, problem, 3))[0].args["shape"].queues == 1
+
+
+@pytest.mark.parametrize(("heads", "queues"), [(128, 2), (64, 1), (150, 1)])
+def test_ragged_tokens_have_queues_of_whole_tiles(heads: int, queues: int) -> None:
+    """Three tokens of 150 heads have 8 tiles of 64 rows."""
+    x = torch.empty(1, dtype=torch.bfloat16)
+    q, pages, ends = x.expand(6, heads, 128), x.expand(4, 16, 1, 128), torch.tensor([0, 3, 6]).int()
+    sequence = PagedRagged(PagedKV(pages, pages, torch.zeros(2, 64).int(), ends[1:]), Ragged(ends, max_q=3))
+    problem = validate(Call(q, pages, pages, sequence, backend="simulate:sm90"), read_values=False).problem
+    assert queues_of(problem, 128) == queues
+
+
+@pytest.mark.parametrize(
+    ("batch", "tokens", "tiles", "sums"),
+    [
+        (128, 1, 1, LengthSums(128, 4)),
+        (129, 1, 1, LengthSums(1024)),
+        (1025, 1, 1, LengthSums(1024, once=False)),
+        (1024, 4, 2, LengthSums(1024)),  # in each of two queues
+    ],
+)
+def test_units_are_summed_at_once_where_they_fit(batch: int, tokens: int, tiles: int, sums: LengthSums) -> None:
+    """32 rows of queries a token, 64 a tile."""
+    x = torch.empty(1, dtype=torch.bfloat16)
+    q, pages = x.expand(batch, tokens, 32, 128), x.expand(4, 16, 1, 128)
+    kv = PagedKV(pages, pages, torch.zeros(batch, 64).int(), torch.zeros(batch).int())
+    problem = validate(Call(q, pages, pages, kv, backend="simulate:sm90"), read_values=False).problem
+    schedule = choose(problem, ARCHS["sm90"]).config.schedule
+    assert schedule.sums == sums and schedule.one_row_tile == (tiles == 1)
+
+
+class Longer(Full):
+    """Later sequences see more keys."""
+
+    def kv_span(self, b: Any, h: Any, q_lo: Any, q_hi: Any, lens: Any) -> Span:
+        return Span(0, 0, 100 * (b + 1), 100 * (b + 1))
+
+
+@pytest.mark.parametrize(("tokens", "mask", "same"), [(1, Full(), True), (4, Full(), False), (1, Longer(), False)])
+def test_dense_heads_are_equally_long_where_nothing_tells_them_apart(tokens: int, mask: Mask, same: bool) -> None:
+    q, k = (torch.empty(1, dtype=torch.bfloat16).expand(3, n, h, 128) for n, h in ((tokens, 32), (640, 1)))
+    problem = validate(Call(q, k, k, Dense(), mask, backend="simulate:sm90")).problem
+    assert (choose(problem, ARCHS["sm90"]).config.schedule.sums is None) == same
 
 
 def test_tokens_of_latent_queries_need_no_kernel_of_their_own() -> None:

@@ -123,6 +123,15 @@ def test_rows_after_the_last_sequence_are_padding():
     torch.testing.assert_close(found[:rows], wa.attention_paged(own, eight, seq))
 
 
+def test_scales_of_heads_belong_to_any_rows():
+    """Of fewer tokens than heads, too."""
+    pages = pages_of(torch.bfloat16)
+    (q, kv, seq), scale = step((2,), (30,), pages), torch.tensor([0.5, 1.0, 2.0, 4.0])
+    given = wa.Quantized(torch.cat([q, q]).to(torch.float8_e4m3fn), scale), eight_bit(kv), seq
+    expected = wa.attention_paged(wa.Quantized(given[0].values[:2], scale), *given[1:])
+    assert torch.equal(wa.StepPlan(*given)(*given)[:2], expected)
+
+
 def test_gradients_of_a_step_are_refused():
     """Of its own sinks and scales, too."""
     pages = pages_of()
@@ -190,6 +199,10 @@ def test_what_it_refuses():
         plan(q, kv, None)
     with pytest.raises(wa.AttentionError, match="a StepPlan takes a PagedKV"):
         wa.StepPlan(q, (1, 2), seq)
+    with pytest.raises(wa.AttentionError, match="kv.block_table 1 row; kv.lengths has 2 sequences"):
+        plan(q, kv.with_fields(block_table=kv.block_table[:1]), seq)
+    with pytest.raises(wa.AttentionError, match=r"lengths has dtype torch.int64; it must be torch.int32"):
+        plan.update(seq.cu_q, kv.lengths.long(), kv.block_table)
     with pytest.raises(wa.AttentionError, match="cu_q has 2 rows; for 2 sequences it must have 3"):
         plan.update(seq.cu_q[:2], kv.lengths, kv.block_table)
     with pytest.raises(wa.AttentionError, match="up to 5 pages; the plan was made for up to 4 of 4"):

@@ -196,11 +196,12 @@ def test_gradients_are_laid_out_as_graphs_expect(backend, monkeypatch):
     bias = torch.randn(11, 9).t()
     program = wa.Bias(bias).program()
     text = repr((wa.Causal().program().key, program.key, (0.25, True, backend, None), ("dense", (), ())))
-    out, lse = operators._attention(q, k, v, None, [], [], [bias], text)
-    args = ([torch.randn_like(out), torch.randn_like(lse)], [q, k, v, out, lse], None, [], [], [bias], text)
-    found = operators._attention_backward(*args, [False, True])
-    expected = operators._fake_backward(*args, [False, True])
-    assert [x.stride() for x in found] == [x.stride() for x in expected] and len(found) == 4
+    sinks = torch.zeros(4, dtype=torch.bfloat16)
+    out, lse = operators._attention(q, k, v, sinks, [], [], [bias], text)
+    args = ([torch.randn_like(out), torch.randn_like(lse)], [q, k, v, out, lse], sinks, [], [], [bias], text)
+    found = operators._attention_backward(*args, [True, True])
+    expected = operators._fake_backward(*args, [True, True])
+    assert [(x.stride(), x.dtype) for x in found] == [(x.stride(), x.dtype) for x in expected] and len(found) == 5
     assert found[0].stride() == q.stride() and not q.is_contiguous()
 
 

@@ -18,6 +18,7 @@ from tests.gradients import check_gradients, weights
 from tests.unit.api.test_gradients import attend, require, taken
 from tests.unit.runtime.training.gradient_double import Double, install
 from warpattn.problem.backends import LIMITS, BackwardLimits
+from warpattn.runtime.training import captured
 
 BASE = Case(batch=2, seq_q=21, seq_k=25, heads_q=4, heads_kv=2, dim=16, dim_v=24, dtype=torch.bfloat16)
 SIM = "simulate:sm90"
@@ -187,10 +188,17 @@ def test_tensors_of_masks_may_be_from_inference_mode(double):
 
 
 def test_second_derivatives_are_refused(double):
+    """Also by single tensors, for which torch runs no more of the graph than leads to them."""
     q, k, v = leaves()
-    (dq,) = torch.autograd.grad(wa.attention(q, k, v, backend=SIM).float().sum(), q, create_graph=True)
+    sinks, slopes = torch.zeros(4, requires_grad=True), torch.ones(4, requires_grad=True)
+    out = wa.attention(q, k, v, score=wa.ALiBi(slopes), sinks=sinks, backend=SIM)
+    dout = torch.ones_like(out, requires_grad=True)
+    (dq,) = torch.autograd.grad(out, q, dout, create_graph=True)
     with pytest.raises(wa.AttentionError, match="are differentiated again"):
-        dq.sum().backward()
+        dq.sum().backward(retain_graph=True)
+    for by in (q, k, v, sinks, slopes, dout):
+        with pytest.raises(wa.AttentionError, match="are differentiated again"):
+            torch.autograd.grad(out.sum() + dq.sum(), by, retain_graph=True, allow_unused=True)
 
 
 @pytest.mark.parametrize(("given", "switch", "expected"), [
@@ -205,6 +213,13 @@ def test_deterministic(given, switch, expected, double):
     finally:
         torch.use_deterministic_algorithms(False)
     assert double.checked.deterministic is expected
+
+
+def test_deterministic_gradients_of_captured_tensors_are_added_in_order(double, monkeypatch):
+    monkeypatch.setattr(captured, "_add_by_kernel", None)
+    (q, k, v), slopes = leaves(), torch.ones(4, requires_grad=True)
+    wa.attention(q, k, v, score=wa.ALiBi(slopes), backend=wa.Backend(SIM, deterministic=True)).float().sum().backward()
+    assert slopes.grad is not None and slopes.grad.any()
 
 
 def test_determinism_that_a_backward_lacks(double, monkeypatch):

@@ -6,6 +6,7 @@ CPU tensors stand in for a card's.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -40,13 +41,13 @@ def tensors(dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, ...]:
     return tuple(half(1, 96, heads, 64).to(dtype) for heads in (4, 2, 2))
 
 
-def take(kind: str, x: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def take(kind: str, x: tuple[torch.Tensor, ...], deterministic: bool = False, **more: Any) -> tuple[torch.Tensor, ...]:
     """Launch; every tensor that the launches read or write, workspace aside."""
-    call = CALLS[kind](x)
+    call = replace(CALLS[kind](x), **more)
     checked = replace(validate(replace(call, return_lse=True, backend="reference")), backend="sm90")
     out, dout = torch.empty_like(call.q), half(*call.q.shape).to(call.q.dtype)
     saved = Saved(call.q, call.k, call.v, out, torch.zeros(checked.lse_shape), call.sinks)
-    backward = CheckedBackward.of(checked, deterministic=False)
+    backward = CheckedBackward.of(checked, deterministic)
     found = take_gradients(backward, call.sequence, saved, Along(dout, None), Wanted(call.sinks is not None, ()))
     every = (*saved[:4], dout, found.q, found.k, found.v, found.sinks)
     return tuple(t for t in every if t is not None)
@@ -65,9 +66,13 @@ def test_a_call_like_one_before_only_writes_addresses(kind, driver, monkeypatch)
     assert not {t.data_ptr() for t in first} & written
 
 
-@pytest.mark.parametrize("change", ["dtype", "strides", "alignment"])
+MORE = {"order": {"deterministic": True}, "scale": {"scale": 0.3}, "bounds": {"sequence": wa.Ragged(OFFSETS, max_q=56)}}
+
+
+@pytest.mark.parametrize("change", ["dtype", "strides", "alignment", *MORE])
 def test_another_call_goes_the_long_way(change, driver, monkeypatch):  # noqa: F811
-    take("dense", tensors())
+    kind = "ragged" if change == "bounds" else "dense"
+    take(kind, tensors())
     q, k, v = tensors(torch.float16) if change == "dtype" else tensors()
     if change == "strides":
         q = q.transpose(1, 2).contiguous().transpose(1, 2)
@@ -76,8 +81,18 @@ def test_another_call_goes_the_long_way(change, driver, monkeypatch):  # noqa: F
     planned = []
     plan = gradients.list_backward_launches
     monkeypatch.setattr(gradients, "list_backward_launches", lambda *x: planned.append(x) or plan(*x))
-    take("dense", (q, k, v))
+    take(kind, (q, k, v), **MORE.get(change, {}))
     assert len(planned) == 1
+
+
+def test_a_call_of_copies_is_planned_again(driver, monkeypatch):  # noqa: F811
+    """Its launches are those of the copies."""
+    planned, plan = [], gradients.list_backward_launches
+    monkeypatch.setattr(gradients, "list_backward_launches", lambda *x: planned.append(x) or plan(*x))
+    q, k, v = tensors()
+    for _ in range(2):
+        take("dense", (torch.empty(q.numel() + 1, dtype=q.dtype)[1:].view(q.shape), k, v))
+    assert len(planned) == 2
 
 
 def test_the_plan_says_how_gradients_of_captured_tensors_are_taken():
