@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -37,8 +39,19 @@ def plot(found: record.Record, out: Path | TextIO) -> None:
             _bars(axis, title, entries)
         when = found["date"].split("T")[0]
         figure.suptitle(f"{found['machine']['gpu'] or 'CPU'}, {when}: median TFLOP/s, interleaved; lines: quartiles")
-        figure.savefig(out, format="svg", metadata={"Date": None})
+        drawn = io.StringIO()
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
         pyplot.close(figure)
+    text = shortened(drawn.getvalue())
+    if isinstance(out, Path):
+        out.write_text(text, encoding="utf-8")
+    else:
+        out.write(text)
+
+
+def shortened(svg: str) -> str:
+    """Return a picture with hundredths of a point as its finest places, and without indentation."""
+    return re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", re.sub(r"\n +", "\n", svg))
 
 
 def _panels(found: record.Record) -> dict[str, list[dict[str, Any]]]:

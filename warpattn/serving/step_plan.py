@@ -144,7 +144,8 @@ class StepPlan(ServingPlan):
             raise AttentionError(f"the step has {many(batch, 'sequence')} and {many(rows, 'row')} of q; {rule}")
         if offsets != batch + 1 or tables != batch:
             rule = f"kv.lengths has {many(batch, 'sequence')}, so they must have {batch + 1} and {batch}"
-            raise AttentionError(f"seq.cu_q has {many(offsets, 'offset')} and kv.block_table {many(tables, 'row')}; {rule}")
+            what = f"seq.cu_q has {many(offsets, 'offset')} and kv.block_table {many(tables, 'row')}"
+            raise AttentionError(f"{what}; {rule}")
         if self._bounds:
             check_bounds(seq, self._bounds)
         if self._bound is not None:

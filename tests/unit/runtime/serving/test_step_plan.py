@@ -199,7 +199,7 @@ def test_what_it_refuses():
         plan(q, kv, None)
     with pytest.raises(wa.AttentionError, match="a StepPlan takes a PagedKV"):
         wa.StepPlan(q, (1, 2), seq)
-    with pytest.raises(wa.AttentionError, match="kv.block_table 1 row; kv.lengths has 2 sequences"):
+    with pytest.raises(wa.AttentionError, match=r"kv.block_table 1 row; kv.lengths has 2 sequences"):
         plan(q, kv.with_fields(block_table=kv.block_table[:1]), seq)
     with pytest.raises(wa.AttentionError, match=r"lengths has dtype torch.int64; it must be torch.int32"):
         plan.update(seq.cu_q, kv.lengths.long(), kv.block_table)
