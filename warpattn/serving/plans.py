@@ -108,6 +108,13 @@ def _check_gradients(named: Iterable[tuple[str, object]]) -> None:
     rules.done()
 
 
+def break_graph() -> None:
+    """End the graph that torch.compile traces; with fullgraph=True torch raises an error with this sentence."""
+    if torch.compiler.is_compiling():
+        rule = "call it outside of the graph, or attention_paged or attention_varlen in it"
+        torch._dynamo.graph_break(msg=f"a plan writes addresses, which a graph cannot hold; {rule}")
+
+
 class ServingPlan:
     """The base class of plans: the checked call, output and LSE, the bound launches."""
 
@@ -177,6 +184,7 @@ class ServingPlan:
         self, tensors: tuple[Tensor, ...], sequence: Sequence, out: Tensor | None, sinks: Tensor | None = None
     ) -> Result:
         """Run one step on (q, k, v, indices …); `sinks` replaces the plan's."""
+        break_graph()
         _check(self._names, tensors, self._like)
         q, k, v, *indices = tensors
         if torch.is_grad_enabled() or forward_ad._current_level >= 0:
