@@ -226,9 +226,8 @@ def check_scale(
     allowed += [_of_rows(shape, rows) for rows in ROW_BLOCKS.values() if of_rows]
     if tuple(scale.shape) in allowed:
         return ok
-    listed = ", ".join([str(each) for at, each in enumerate(allowed) if each not in allowed[:at]])
-    rule = f"for {values_name} of shape {tuple(shape)} it must be one of {listed}"
-    return rules.require(False, f"{name} has shape {tuple(scale.shape)}", rule)
+    what, listed = f"{name} has shape {tuple(scale.shape)}", ", ".join(map(str, dict.fromkeys(allowed)))
+    return rules.require(False, what, f"for {values_name} of shape {tuple(shape)} it must be one of {listed}")
 
 
 def check_scale_values(rules: Rules, name: str, scale: Tensor | None, used: Tensor | None = None) -> None:

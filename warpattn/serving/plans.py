@@ -27,15 +27,7 @@ from warpattn.problem import Call, CheckedCall, is_latent, validate
 from warpattn.problem.gradients import differentiated, named_inputs, refuse_gradients, refuse_transforms
 from warpattn.problem.launch import DEFAULT_OPTIONS, PlanOptions
 from warpattn.problem.memory import apart, extent, overlap, overwrite
-from warpattn.problem.operands import (
-    ALIGNMENT,
-    RUN,
-    Operands,
-    addressable,
-    captured,
-    captured_values,
-    whole_runs,
-)
+from warpattn.problem.operands import ALIGNMENT, RUN, Operands, addressable, captured, captured_values, whole_runs
 from warpattn.quantized import Quantized, split
 from warpattn.reference import reference
 from warpattn.runtime import cuda
@@ -45,6 +37,7 @@ from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery, check_once, parted
 from warpattn.sequences.ragged import bounded, check_bounds, promised, with_parts
+from warpattn.serving.operators import break_graph
 
 Result = Tensor | tuple[Tensor, Tensor]
 Pair = tuple[Tensor | Quantized, Tensor | Quantized]
@@ -106,13 +99,6 @@ def _check_gradients(named: Iterable[tuple[str, object]]) -> None:
     rules = Rules()
     refuse_gradients(rules, differentiated(named), "a plan has no backward: run it under torch.no_grad()")
     rules.done()
-
-
-def break_graph() -> None:
-    """End the graph that torch.compile traces; with fullgraph=True torch raises an error with this sentence."""
-    if torch.compiler.is_compiling():
-        rule = "call it outside of the graph, or attention_paged or attention_varlen in it"
-        torch._dynamo.graph_break(msg=f"a plan writes addresses, which a graph cannot hold; {rule}")
 
 
 class ServingPlan:

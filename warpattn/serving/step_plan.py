@@ -30,7 +30,8 @@ from warpattn.scores import Score
 from warpattn.sequences import PagedKV, PagedRagged, Ragged, Sequence
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery
 from warpattn.sequences.ragged import bounded, check_bounds, promised
-from warpattn.serving.plans import Result, ServingPlan, break_graph, with_query_parts
+from warpattn.serving.operators import break_graph
+from warpattn.serving.plans import Result, ServingPlan, with_query_parts
 
 # Parameters that hold the number of sequences, in the kernels of Hopper, Blackwell and CDNA and in combining kernels.
 BATCHES = ("shape.batch", "sequence_args.batch", "indices.batch", "again.indices.batch", "only.batch")

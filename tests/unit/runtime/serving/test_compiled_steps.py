@@ -53,8 +53,9 @@ def test_values_of_8_bits_times_scales(per: str | int) -> None:
 def steps(q: Tensor) -> dict[str, Any]:
     pages, table = torch.randn(4, 16, 2, 32), torch.arange(4, dtype=torch.int32).view(2, 2)
     kv, seq = cache_of(pages, table), wa.Ragged(torch.tensor([0, 1, 2], dtype=torch.int32))
-    step, prefill = wa.StepPlan(q, kv, seq), wa.PrefillPlan(q, q, q, seq)
-    decode = wa.DecodePlan(q[:, None], kv)
+    step: Any = wa.StepPlan(q, kv, seq)
+    prefill: Any = wa.PrefillPlan(q, q, q, seq)
+    decode: Any = wa.DecodePlan(q[:, None], kv)
     return {
         "decode": lambda q: decode(q[:, None], kv) + 1,
         "prefill": lambda q: prefill(q, q, q, seq) + 1,
