@@ -14,7 +14,7 @@ from warpattn.inputs import kind_of, tensor_fault
 
 def many(count: int, noun: str) -> str:
     """Say a number of things: "1 tile", "2 tiles"."""
-    return f"{count} {noun}{'s' * (count != 1)}"
+    return f"{count} {noun}{'s' if count != 1 else ''}"
 
 
 class AttentionError(ValueError):

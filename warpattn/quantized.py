@@ -132,9 +132,8 @@ def check_quantize(x: Tensor, dtype: torch.dtype, per: str | int, scale: Tensor 
         rules.require(x.dtype in kinds, f"x has dtype {x.dtype}", f"x must be one of {_listed(kinds)}")
         rules.require(x.ndim >= 2, f"x has shape {tuple(x.shape)}", "x must have at least (heads, head_dim)")
     rules.done()
-    if per in BLOCKS:
-        what, rule = f"x has head_dim {x.shape[-1]}", f"per={per} needs a multiple of {per}"
-        rules.require(x.shape[-1] % int(per) == 0, what, rule)
+    if per in BLOCKS and x.shape[-1] % int(per):  # text of sizes that torch keeps open cannot be traced
+        rules.add(f"x has head_dim {x.shape[-1]}", f"per={per} needs a multiple of {per}")
     if per in ROW_BLOCKS:
         rules.require(x.ndim >= 4, f"x has shape {tuple(x.shape)}", f"per={per} needs (batch, tokens, heads, head_dim)")
     rules.done()
@@ -225,9 +224,10 @@ def check_scale(
     blocks = [(*shape[:-1], shape[-1] // size) for size in BLOCKS if shape[-1] % size == 0]
     allowed: list[tuple[int, ...]] = [(), (shape[-2],), tuple(shape[:-1]), *blocks]
     allowed += [_of_rows(shape, rows) for rows in ROW_BLOCKS.values() if of_rows]
-    listed = ", ".join(str(each) for each in dict.fromkeys(allowed))
-    rule = f"for {values_name} of shape {tuple(shape)} it must be one of {listed}"
-    return rules.require(tuple(scale.shape) in allowed, f"{name} has shape {tuple(scale.shape)}", rule) and ok
+    if tuple(scale.shape) in allowed:
+        return ok
+    what, listed = f"{name} has shape {tuple(scale.shape)}", ", ".join(map(str, dict.fromkeys(allowed)))
+    return rules.require(False, what, f"for {values_name} of shape {tuple(shape)} it must be one of {listed}")
 
 
 def check_scale_values(rules: Rules, name: str, scale: Tensor | None, used: Tensor | None = None) -> None:

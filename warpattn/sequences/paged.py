@@ -192,7 +192,7 @@ class PagedRagged(Sequence):
         if offsets:
             what = f"seq.cu_q has shape {tuple(self.cu_q.shape)}"
             rules.require(batch >= 0, what, "seq.cu_q must hold batch + 1 offsets")
-        indices = self.kv.check_indices(rules, ("seq.cu_q", batch) if offsets else None)
+        indices = self.kv.check_indices(rules, ("seq.cu_q", batch) if offsets and batch >= 0 else None)
         return self.kv.check_pages(rules, q if query else None) and offsets and indices
 
     def check_values(self, rules: Rules, sizes: Sizes) -> None:

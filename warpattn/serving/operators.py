@@ -1,5 +1,5 @@
 """How compiled graphs call a function that writes a cache: as an operator of torch's, because a tracer cannot follow
-the function and has to know which tensors it writes."""
+the function and has to know which tensors it writes. And how a plan, which no graph can hold, ends a graph."""
 
 from __future__ import annotations
 
@@ -44,3 +44,10 @@ def operator_of(function: Callable[..., None]) -> Any:
     _library.impl(name, refuse_gradients, "Autograd")
     operator = getattr(torch.ops.warpattn, name).default
     return operator
+
+
+def break_graph() -> None:
+    """End the graph that torch.compile traces; with fullgraph=True torch raises an error with this sentence."""
+    if torch.compiler.is_compiling():
+        rule = "call it outside of the graph, or attention_paged or attention_varlen in it"
+        torch._dynamo.graph_break(msg=f"a plan writes addresses, which a graph cannot hold; {rule}")

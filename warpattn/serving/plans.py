@@ -27,15 +27,7 @@ from warpattn.problem import Call, CheckedCall, is_latent, validate
 from warpattn.problem.gradients import differentiated, named_inputs, refuse_gradients, refuse_transforms
 from warpattn.problem.launch import DEFAULT_OPTIONS, PlanOptions
 from warpattn.problem.memory import apart, extent, overlap, overwrite
-from warpattn.problem.operands import (
-    ALIGNMENT,
-    RUN,
-    Operands,
-    addressable,
-    captured,
-    captured_values,
-    whole_runs,
-)
+from warpattn.problem.operands import ALIGNMENT, RUN, Operands, addressable, captured, captured_values, whole_runs
 from warpattn.quantized import Quantized, split
 from warpattn.reference import reference
 from warpattn.runtime import cuda
@@ -45,6 +37,7 @@ from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery, check_once, parted
 from warpattn.sequences.ragged import bounded, check_bounds, promised, with_parts
+from warpattn.serving.operators import break_graph
 
 Result = Tensor | tuple[Tensor, Tensor]
 Pair = tuple[Tensor | Quantized, Tensor | Quantized]
@@ -177,6 +170,7 @@ class ServingPlan:
         self, tensors: tuple[Tensor, ...], sequence: Sequence, out: Tensor | None, sinks: Tensor | None = None
     ) -> Result:
         """Run one step on (q, k, v, indices …); `sinks` replaces the plan's."""
+        break_graph()
         _check(self._names, tensors, self._like)
         q, k, v, *indices = tensors
         if torch.is_grad_enabled() or forward_ad._current_level >= 0:

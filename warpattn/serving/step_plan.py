@@ -30,6 +30,7 @@ from warpattn.scores import Score
 from warpattn.sequences import PagedKV, PagedRagged, Ragged, Sequence
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery
 from warpattn.sequences.ragged import bounded, check_bounds, promised
+from warpattn.serving.operators import break_graph
 from warpattn.serving.plans import Result, ServingPlan, with_query_parts
 
 # Parameters that hold the number of sequences, in the kernels of Hopper, Blackwell and CDNA and in combining kernels.
@@ -168,6 +169,7 @@ class StepPlan(ServingPlan):
     def update(self, cu_q: Tensor, lengths: Tensor, block_table: Tensor) -> None:
         """Copy a step's indices, int32 on any device, into `plan.seq` and `plan.kv`; the plan's other sequences get no
         queries. On a card nothing is allocated and nothing read back; host tensors should be pinned."""
+        break_graph()
         rules = Rules()
         named = {"cu_q": (cu_q, ("offsets",)), "lengths": (lengths, ("batch",)),
                  "block_table": (block_table, ("batch", "max_pages"))}  # fmt: skip

@@ -64,3 +64,10 @@ def test_a_batch_without_queries():
     q = torch.randn(0, 4, 8, dtype=torch.bfloat16)
     short = wa.PagedKV(*(x.bfloat16().contiguous() for x in (short.k_pages, short.v_pages)), *short.indices().values())
     assert wa.attention_paged(q, short, seq, backend="simulate:sm90").shape == (0, 4, 8)
+
+
+def test_no_offsets_break_one_rule():
+    q, kv, _ = step()
+    with pytest.raises(wa.AttentionError) as caught:
+        wa.attention_paged(q, kv, wa.Ragged(torch.zeros(0, dtype=torch.int32)))
+    assert caught.value.reasons == ("seq.cu_q has shape (0,); seq.cu_q must hold batch + 1 offsets",)
