@@ -11,17 +11,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from ...nvidia.pipelines import PipelineState, producer_state
+from ...nvidia.pipelines import producer_state
 from ...pieces.scheduler import fetch_next, resolve_next
 from .eight_bit.rings import arriving_queries
-
-
-@gluon.aggregate
-class Cursor:
-    """Next slots of the K and V rings."""
-
-    k: PipelineState
-    v: PipelineState
 
 
 @gluon.jit
@@ -30,29 +22,30 @@ def load_role(ctx):
     config: gl.constexpr = ctx.config
     work = ctx.work
     counter = ctx.tensors.counter
-    cursor = Cursor(producer_state(config.kv_stages), producer_state(config.v_stages))
+    k_state = producer_state(config.kv_stages)
+    v_state = producer_state(config.v_stages)
     number = gl.program_id(0)
     total = work.total()
     tile = work.tile(number, config.tokens)
     span = work.key_tiles(ctx.mods, tile, config)
     q_state = load_q(ctx, producer_state(config.q_stages), tile)
-    cursor = load_first_keys(ctx, cursor, tile, span)
+    k_state = load_first_keys(ctx, k_state, tile, span)
     while number < total:
         late = gl.maximum(span.total - 2, 1)
-        cursor = load_keys(ctx, cursor, tile, span, 1, late)
+        k_state, v_state = load_others(ctx, k_state, v_state, tile, span, 1, late)
         taken = fetch_next(counter, work, number)
-        cursor = load_keys(ctx, cursor, tile, span, late, span.total)
+        k_state, v_state = load_others(ctx, k_state, v_state, tile, span, late, span.total)
         if config.q_stages == 1:
-            cursor = load_last_values(ctx, cursor, tile, span)
+            v_state = load_values(ctx, v_state, tile, span.key_tile(span.total - 1))
         number = resolve_next(counter, work, number, taken)
         next_tile = work.tile(number, config.tokens)
         next_span = work.key_tiles(ctx.mods, next_tile, config)
         if config.q_stages > 1:
             q_state = load_q(ctx, q_state, next_tile)
-            cursor = load_last_values(ctx, cursor, tile, span)
-            cursor = load_first_keys(ctx, cursor, next_tile, next_span)
+            v_state = load_values(ctx, v_state, tile, span.key_tile(span.total - 1))
+            k_state = load_first_keys(ctx, k_state, next_tile, next_span)
         else:
-            cursor = load_first_keys(ctx, cursor, next_tile, next_span)
+            k_state = load_first_keys(ctx, k_state, next_tile, next_span)
             q_state = load_q(ctx, q_state, next_tile)
         tile = next_tile
         span = next_span
@@ -77,38 +70,31 @@ def load_q(ctx, state, tile):
 
 
 @gluon.jit
-def load_first_keys(ctx, cursor, tile, span):
+def load_first_keys(ctx, k_state, tile, span):
     """Loads key tile number 0 of a span, if there is a tile."""
-    k_bytes: gl.constexpr = ctx.config.k_bytes // ctx.config.widening
-    k_state = cursor.k
     if tile.row >= 0:
-        k_state = load_tile(ctx, ctx.tensors.k, ctx.rings.k_in, k_state, tile, span.key_tile(0), k_bytes)
-    return Cursor(k_state, cursor.v)
+        k_state = load_keys(ctx, k_state, tile, span.key_tile(0))
+    return k_state
 
 
 @gluon.jit
-def load_keys(ctx, cursor, tile, span, begin, end):
+def load_others(ctx, k_state, v_state, tile, span, begin, end):
     """Loads K of key tiles `begin` >= 1 up to (without) `end` of a span, each followed by V of the tile before it."""
-    k_bytes: gl.constexpr = ctx.config.k_bytes // ctx.config.widening
-    v_bytes: gl.constexpr = ctx.config.v_bytes // ctx.config.widening
-    k_state = cursor.k
-    v_state = cursor.v
     for i in range(begin, end):
-        k_state = load_tile(ctx, ctx.tensors.k, ctx.rings.k_in, k_state, tile, span.key_tile(i), k_bytes)
-        v_state = load_tile(ctx, ctx.tensors.v, ctx.rings.v_in, v_state, tile, span.key_tile(i - 1), v_bytes)
-    return Cursor(k_state, v_state)
+        k_state = load_keys(ctx, k_state, tile, span.key_tile(i))
+        v_state = load_values(ctx, v_state, tile, span.key_tile(i - 1))
+    return k_state, v_state
 
 
 @gluon.jit
-def load_last_values(ctx, cursor, tile, span):
-    """Loads V of the span's last key tile."""
-    v_bytes: gl.constexpr = ctx.config.v_bytes // ctx.config.widening
-    v = load_tile(ctx, ctx.tensors.v, ctx.rings.v_in, cursor.v, tile, span.key_tile(span.total - 1), v_bytes)
-    return Cursor(cursor.k, v)
+def load_keys(ctx, state, tile, key_tile):
+    """Loads K of a key tile; returns the next slot's state."""
+    ctx.tensors.k.load(ctx, ctx.rings.k_in, state, tile, key_tile, ctx.config.k_bytes // ctx.config.widening)
+    return state.step()
 
 
 @gluon.jit
-def load_tile(ctx, rows, ring, state, tile, key_tile, nbytes: gl.constexpr):
-    """Loads one tile of `rows` (K or V) into its ring; returns the next slot's state."""
-    rows.load(ctx, ring, state, tile, key_tile, nbytes)
+def load_values(ctx, state, tile, key_tile):
+    """Loads V of a key tile; returns the next slot's state."""
+    ctx.tensors.v.load(ctx, ctx.rings.v_in, state, tile, key_tile, ctx.config.v_bytes // ctx.config.widening)
     return state.step()
