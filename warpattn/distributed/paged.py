@@ -154,7 +154,7 @@ class Given(NamedTuple):
 
 def _page_of(x: Any, pages: Any) -> Any:
     """Describe one page of a tensor that has an entry for each of `pages`; return another value as it is."""
-    if is_tensor(x) and is_tensor(pages) and x.ndim > 1 and len(x) == len(pages):
+    if is_tensor(x) and is_tensor(pages) and x.ndim > 1 and x.shape[:1] == pages.shape[:1]:
         return f"a cache of {x.dtype} pages of shape {tuple(x.shape[1:])}"
     return x
 
