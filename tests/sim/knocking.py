@@ -17,7 +17,7 @@ SM90_PREFILL = [  # the dense kernel and those of lengths have these roles in co
     ("ttng.wait_barrier", ".consumer_wait(", TURNS, LATER),
     ("ttng.wait_barrier", "wait_full(", TURNS, LATER),
     ("ttng.wait_barrier", "q_state = load_q(ctx, producer_state(", FRESH),
-    ("ttng.wait_barrier", "cursor = load_first_keys(ctx, cursor, tile, span)", FRESH),
+    ("ttng.wait_barrier", "k_state = load_first_keys(ctx, k_state, tile, span)", FRESH),
 ]
 
 
