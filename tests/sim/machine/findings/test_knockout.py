@@ -21,9 +21,9 @@ FIRST = ("ttng.arrive_barrier", "q_state = load_q(ctx, producer_state(", "a prog
 TURN = ("bar.sync", "turn_wait(wg, config)", "nothing is wrong without turns; an even number leaves no arrival", LATER)
 ROWS = [*SM90_PREFILL, FIRST, TURN]
 reason = reviewed(ROWS)
-V_BEFORE = ("ttng.wait_barrier", "ctx.rings.v_in, v_state, tile, span.key_tile(i - 1)",
+V_BEFORE = ("ttng.wait_barrier", "v_state = load_values(ctx, v_state, tile, span.key_tile(i - 1))",
             "in turn, V is released before the K that was acquired before it")  # fmt: skip
-K_BEFORE = ("ttng.wait_barrier", "ctx.rings.k_in, k_state, tile, span.key_tile(",
+K_BEFORE = ("ttng.wait_barrier", "k_state = load_keys(ctx, k_state, tile, span.key_tile(",
             "K is released before the V, of one slot, that was acquired before it")  # fmt: skip
 
 
