@@ -53,9 +53,9 @@ def compiled(name: str, chip: str = "sm100"):
     return compile_prefill(*CASES[name], chip=chip)
 
 
-# Bytes of stack that Triton 3.9.0 spills to: the number of a warp, written once and read once in each of three roles,
-# before their loops.
-STACK = {"d128": 8, "d128-grouped": 8, "d128-paged": 8}
+# Bytes of stack that Triton 3.9.0 spills to: with pages the number of a warp, written once and read once in each of
+# three roles, before their loops.
+STACK = {"d128-paged": 8}
 
 
 @pytest.mark.full
@@ -152,11 +152,11 @@ def test_a_page_goes_to_its_rows_of_both_column_blocks() -> None:
 @pytest.mark.parametrize(("dim", "stack"), drawn([(64, 0), (128, 16)], [(64, 0)]))
 def test_pages_too_small_for_a_box_are_copied(dim: int, stack: int) -> None:
     """16 bytes a lane at four places: K and V before the loop, in it, or behind it. TMA loads only queries. Spilled are
-    two addresses and a number, which roles read before their loops or behind them."""
+    an address and a number, which roles read before their loops or behind them."""
     config = FA4Config(BF16, dim, dim, page_size=1).gluon()[0]
     kernel = compile_prefill(config, "paged")
     used, counts = resources(kernel.asm["cubin"]), opcode_counts(kernel.asm["cubin"])
-    assert used.stack <= stack and used.spill_stores <= 3 and used.spill_loads <= 5
+    assert used.stack <= stack and used.spill_stores <= 2 and used.spill_loads <= 4
     assert counts["LDGSTS"] == 4 * config.BN * dim // (32 * 8)
     assert counts["UTMALDG"] == 2 * dim // 64
 
