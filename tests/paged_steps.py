@@ -30,6 +30,7 @@ class Step:
     sinks: bool = False
     dtype: torch.dtype = torch.bfloat16
     invariant: bool = False
+    decoded: int = 0
     config: tuple[tuple[str, object], ...] = ()  # fields of decode's configuration
 
 

@@ -4,6 +4,7 @@
     python -m bench.engine --models llama --backends FLASH_ATTN,WARPATTN --graphs FULL_DECODE_ONLY --rounds 3
     python -m bench.engine --models llama,latent --case "32 x 4k" --case "latent mixed"     # a model's own case
     python -m bench.engine --backends FLASH_ATTN,WARPATTN,FLASH_ATTN~2,WARPATTN~2           # two engines of each
+    python -m bench.engine --graphs FULL --captured 1024 --step-tokens 1024 --drafts 3      # graphs hold all steps
     python -m bench.engine --engine sglang --models llama --backends fa3,warpattn
 
 SGLang runs `llama`; its engines have weights of their own each, and show no kernels. For vLLM's `latent`, FLASH_ATTN
@@ -14,7 +15,8 @@ ratios are taken within a round, because the host's speed moves a step by some t
 models have the shapes of Llama 3 8B and of gpt-oss's attention, with random weights (`load_format="dummy"`), and decode
 greedily. Engines of a model read the same weights at one place in the card's memory, unless `--weights each`: where
 they are moves a product's time by some percent. Time per token is the median of the steps in which every request gets
-one; such a run finds its prompts in the cache, those that are timed as prefill are new. Where vLLM takes no new names
+one; such a run finds its prompts in the cache, those that are timed as prefill are new. With drafts a step may give a
+request several tokens, and the median is called ms a step. Where vLLM takes no new names
 (before 0.32), WARPATTN is its CUSTOM.
 """
 
@@ -45,6 +47,7 @@ DEFAULTS = {
     "vllm": {"models": "llama,gpt-oss", "backends": "FLASH_ATTN,WARPATTN", "weights": "one"},
     "sglang": {"models": "llama", "backends": "fa3,warpattn", "weights": "each"},
 }
+RECORDED = ("engine", "rounds", "graphs", "inductor", "captured", "step_tokens", "drafts", "weights")  # options
 ENDED = "its process has ended"
 PROFILED = 12  # tokens of a profiled run
 WARM = (*((lengths,) * n for lengths, n in ((600, 128), (300, 3), (2500, 7))), (LONGEST // 2,))
@@ -77,6 +80,10 @@ def main() -> None:
     parser.add_argument("--backends", help="the first one is the peer")
     parser.add_argument("--case", action="append", type=case_of, help="[MODEL ]CASE, one or more; default: all")
     parser.add_argument("--graphs", default="FULL_DECODE_ONLY", help="vLLM's cudagraph_mode; for SGLang, too")
+    parser.add_argument("--inductor", action="store_true", help="vLLM compiles the model, as it does by default")
+    parser.add_argument("--captured", type=int, default=128, help="tokens of the largest step that vLLM's graphs hold")
+    parser.add_argument("--step-tokens", type=int, default=8192, help="most of a step of vLLM's")
+    parser.add_argument("--drafts", type=int, default=0, help="tokens that n-grams draft in a step of vLLM's")
     parser.add_argument("--layers", type=int, default=0, help="instead of the model's")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens of a request")
     parser.add_argument("--rounds", type=int, default=3)
@@ -91,7 +98,7 @@ def main() -> None:
     require_card(parser, "engines", args.engine)
     begin = time.perf_counter()
     engines = started(args)
-    settings = {"engine": args.engine, "rounds": args.rounds, "graphs": args.graphs, "weights": args.weights}
+    settings = {name: getattr(args, name) for name in RECORDED}
     record = start("bench.engine", sys.argv[1:], settings) | {"cases": {}}
     lines = []
     cases = args.case or [Case(None, case) for case in (*CASES, "mixed")]
@@ -119,8 +126,8 @@ def fill_in(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """What depends on the engine, where it is not given; an error where that engine has none."""
     for name, value in DEFAULTS[args.engine].items():
         setattr(args, name, getattr(args, name) or value)
-    if args.engine == "sglang" and (args.models != "llama" or args.weights != "each" or args.profile):
-        parser.error("--engine sglang takes --models llama and --weights each, and no --profile")
+    if args.engine == "sglang" and (args.models != "llama" or args.weights != "each" or args.profile or args.drafts):
+        parser.error("--engine sglang takes --models llama and --weights each, and neither --profile nor --drafts")
 
 
 def started(args: argparse.Namespace) -> list[Engines]:
@@ -212,7 +219,8 @@ def round_of(engines: Engines, case: str, number: int, args: argparse.Namespace)
                 found[name]["s of prefill"] = done.seconds
         runs = [engines.each(Work(lengths, seed, args.tokens), number + again) for again in range(args.again)]
         for name in found:
-            found[name]["ms a token"] = statistics.median([step for run in runs for step in run[name].steps])
+            steps = [step for run in runs for step in run[name].steps]
+            found[name]["ms a step" if args.drafts else "ms a token"] = statistics.median(steps)
         last = runs[-1]
     expected = next(iter(last.values())).tokens
     for name, done in last.items():

@@ -44,8 +44,10 @@ LATENT = LLAMA | {
 MODELS = {"llama": LLAMA, "gpt-oss": GPT_OSS, "latent": LATENT}
 WITH_SINKS = ("gpt-oss",)
 LATENT_NAMES = {"FLASH_ATTN": "FLASH_ATTN_MLA"}  # of backends that have another one for latent attention
-SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128)  # of captured batches
+REQUESTS = 128  # at once
+SIZES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # tokens of captured steps, as far as chosen
 LONGEST = 33024  # tokens of a request
+NGRAMS = "bench.engine.drafts.NGrams"
 SHOWN = 12  # kernels of a profile
 
 
@@ -137,14 +139,18 @@ def engine(model: str, backend: str, weights: Weights, args: argparse.Namespace)
     config = dict(MODELS[model])
     if args.layers:
         config["num_hidden_layers"] = args.layers
+    sizes = [size for size in SIZES if size <= args.captured]
+    drafts = {"method": "custom_class", "model": NGRAMS, "num_speculative_tokens": args.drafts} if args.drafts else None
+    mode = 3 if args.inductor else 0
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(config))
         return LLM(
             model=folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=LONGEST,
-            max_num_seqs=SIZES[-1], max_num_batched_tokens=8192, enable_prefix_caching=True,
+            max_num_seqs=REQUESTS, max_num_batched_tokens=args.step_tokens, enable_prefix_caching=True,
             gpu_memory_utilization=0.1, kv_cache_memory_bytes=args.cache_gib << 30,
             attention_config={"backend": backend},
-            compilation_config={"mode": 0, "cudagraph_mode": args.graphs, "cudagraph_capture_sizes": list(SIZES)},
+            compilation_config={"mode": mode, "cudagraph_mode": args.graphs, "cudagraph_capture_sizes": sizes},
+            speculative_config=drafts,
         )  # fmt: skip
 
 

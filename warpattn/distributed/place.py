@@ -25,6 +25,7 @@ from warpattn.language.ranges import POSITIONS
 from warpattn.language.traced import Lengths
 from warpattn.masks import And, Causal, Full, Mask, Not, Or, SlidingWindow, Span
 from warpattn.masks.base import span_of
+from warpattn.runtime.captures import outside_captures
 from warpattn.scores import Score
 
 Value = Any  # a symbol, a number or a tensor
@@ -140,7 +141,7 @@ class Pages(Places):
 @lru_cache
 def _numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
     """Make an int32 tensor (values,), once, since a copy to a card waits for all earlier work on its stream."""
-    with torch.inference_mode(False):  # later calls may save it for their backward
+    with outside_captures(device), torch.inference_mode(False):  # later calls may save it for their backward
         return torch.tensor(values, dtype=torch.int32, device=device)
 
 

@@ -18,7 +18,8 @@ from warpattn.masks import Mask
 from warpattn.scores import ALiBi, Score, SoftCap
 from warpattn.sequences import PagedKV, Ragged
 from warpattn.sequences.latent_query import LatentQuery, of_parts, parted
-from warpattn.serving import StepPlan, StepWorkspace
+from warpattn.serving import StepPlan, StepWorkspace, outside_captures
+from warpattn.serving.step_plan import MOST_DECODED
 
 
 class ScoreOptions(NamedTuple):
@@ -34,7 +35,8 @@ def layer_score(options: ScoreOptions, device: torch.device) -> Score | None:
     score = SoftCap(options.soft_cap) if options.soft_cap else None
     if options.slopes is None:
         return score
-    alibi = ALiBi(torch.tensor(options.slopes, dtype=torch.float32, device=device))
+    with outside_captures(device):
+        alibi = ALiBi(torch.tensor(options.slopes, dtype=torch.float32, device=device))
     return alibi if score is None else score | alibi
 
 
@@ -93,7 +95,8 @@ class StepPlans:
             block_table=like_rows(kv.block_table, requests), lengths=kv.lengths.new_empty(requests)
         )
         seq = Ragged(kv.lengths.new_empty(requests + 1), max_q=bound)
-        tail = layer.tail(rows.device) | {"sinks": sinks, "batch_invariant": self.batch_invariant}
+        own = {"sinks": sinks, "batch_invariant": self.batch_invariant, "decoded": min(self.decoded, MOST_DECODED)}
+        tail = layer.tail(rows.device) | own
         if bound is None and not self.batch_invariant:
             tail["workspace"] = self._workspace.of(kv, layer.mask)
         return StepPlan(largest, pages, seq, **tail)

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What the owner of a plan requires, promises and allows."""
+    """What the owner of a plan requires, promises, allows and expects."""
 
     batch_invariant: bool = False  # requested: a sequence's bits do not depend on what else is in the batch
     kv_ready_before_dependency: bool = False  # promised: see `DecodePlan`; ignored by kernels without a use for it
     copies: bool = True  # allowed: memory for copies of keys and values, see sm90/copies
     workspace: Any = field(default=None, compare=False)  # allowed: memory of a `StepPlan` for such copies, a tensor
+    decoded: int = 0  # expected: many sequences of a step have up to so many queries, see `StepPlan`
     candidate: str | None = None  # requested: the configuration of this name, see sm90/candidates.py, or BUILT_IN
 
 

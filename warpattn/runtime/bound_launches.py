@@ -171,17 +171,12 @@ class BoundLaunches:
         self._cells: list[tuple[int, Any]] = []  # (which tensor, its cell)
         self._maps: list[tuple[int, int]] = []  # (which tensor, address of its map)
         self._captured: list[tuple[int, Any]] = []  # (which value, its cell)
-        self._workspace: list[Tensor] = []
-
-    @property
-    def has_workspace(self) -> bool:
-        """Whether the launches have a workspace: then they must not run twice at the same time."""
-        return bool(self._workspace)
+        self.workspace: list[Tensor] = []  # with one, the launches must not run twice at the same time
 
     @property
     def workspace_bytes(self) -> int:
         """Bytes of the workspace, each tensor counted once."""
-        return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in self._workspace}.values())
+        return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in self.workspace}.values())
 
     def cells(self, name: str) -> list[Any]:
         """Return the cells of the scalar `name` in all launches that take it."""
@@ -211,7 +206,7 @@ class BoundLaunches:
                 elif index is not None:
                     self._cells.append((index, bound.cell(parameter.name)))
                 elif isinstance(tensor, Tensor) and parameter.name != bound.tile_counter:
-                    self._workspace.append(tensor)
+                    self.workspace.append(tensor)
             bound.arguments = []
         if {i for i, _ in (*self._cells, *self._maps)} != set(index_of.values()):
             raise LookupError("a tensor was copied")

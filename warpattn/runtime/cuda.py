@@ -8,7 +8,8 @@ mistakes have been checked before.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -54,21 +55,26 @@ def check(code: int, call: str) -> None:
         raise RuntimeError(f"{call} failed with CUDA error {code}: {words}")
 
 
-def load_function(cubin: bytes, name: str, shared: int) -> int:
-    """Load kernel `name` in the current context with `shared` bytes of dynamic shared memory; return its handle.
-
-    The module stays loaded: graphs may hold the kernel for as long as the process lives. Loading allocates memory,
-    which a thread that captures a stream may do in the relaxed mode only.
-    """
-    module, function, mode = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int(_CAPTURE_RELAXED)
+@contextmanager
+def relaxed_captures() -> Iterator[None]:
+    """Let this thread allocate and wait, too, while it captures a stream."""
+    mode = ctypes.c_int(_CAPTURE_RELAXED)
     check(driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "cuThreadExchangeStreamCaptureMode")
     try:
+        yield
+    finally:
+        driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
+def load_function(cubin: bytes, name: str, shared: int) -> int:
+    """Load kernel `name` in the current context with `shared` bytes of dynamic shared memory; return its handle.
+    The module stays loaded: graphs may hold the kernel for as long as the process lives."""
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    with relaxed_captures():
         check(driver().cuModuleLoadData(ctypes.byref(module), cubin), "cuModuleLoadData")
         check(driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()), "cuModuleGetFunction")
         if shared > 48 * 1024:
             check(driver().cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, shared), "cuFuncSetAttribute")
-    finally:
-        driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     if function.value is None:
         raise RuntimeError(f"kernel {name} has no entry in its module")
     return function.value

@@ -186,7 +186,7 @@ class CachedCall:
 
     def keep(self, bound: BoundLaunches) -> bool:
         """Keep the launches for every stream or, with a workspace, for torch's current one unless it is captured."""
-        if not bound.has_workspace:
+        if not bound.workspace:
             self._shared = bound
         elif cuda.is_capturing():
             return False

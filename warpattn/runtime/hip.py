@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,19 +127,26 @@ def bind_context(device: int) -> None:
     """Do nothing: in HIP every thread has a context on its current device."""
 
 
+@contextmanager
+def relaxed_captures() -> Iterator[None]:
+    """Let this thread allocate and wait, too, while it captures a stream."""
+    mode, exchange = ctypes.c_int(_CAPTURE_RELAXED), library().hipThreadExchangeStreamCaptureMode
+    check(exchange(ctypes.byref(mode)), "hipThreadExchangeStreamCaptureMode")
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))
+
+
 def load_function(code: bytes, name: str, shared: int) -> int:
     """Load kernel `name` on the current device; return its handle. HIP need not know `shared`, its bytes of LDS.
 
     The module stays loaded, and loading is allowed while a stream is being captured, as in `cuda.load_function`.
     """
-    module, function, mode = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int(_CAPTURE_RELAXED)
-    hip = library()
-    check(hip.hipThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "hipThreadExchangeStreamCaptureMode")
-    try:
+    module, function, hip = ctypes.c_void_p(), ctypes.c_void_p(), library()
+    with relaxed_captures():
         check(hip.hipModuleLoadData(ctypes.byref(module), code), "hipModuleLoadData")
         check(hip.hipModuleGetFunction(ctypes.byref(function), module, name.encode()), "hipModuleGetFunction")
-    finally:
-        hip.hipThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     if function.value is None:
         raise RuntimeError(f"kernel {name} has no entry in its module")
     return function.value

@@ -32,6 +32,7 @@ from warpattn.quantized import Quantized, split
 from warpattn.reference import reference
 from warpattn.runtime import cuda
 from warpattn.runtime.bound_launches import BoundLaunches
+from warpattn.runtime.captures import outside_captures, used_here
 from warpattn.runtime.launches import list_launches
 from warpattn.scores import Score
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
@@ -115,9 +116,10 @@ class ServingPlan:
             "mask": call.mask, "score": call.score, "sinks": call.sinks, "scale": checked.scale,
         }  # fmt: skip
         q = call.q
-        self.out = q.new_empty((*q.shape[:-1], checked.problem.dim_v), dtype=checked.problem.dtype)
         self._tail["dtype"] = exact = torch.float64 if q.dtype == torch.float64 else torch.float32
-        self.lse = q.new_empty(checked.lse_shape, dtype=exact) if call.return_lse else None
+        with outside_captures(q.device):
+            self.out = q.new_empty((*q.shape[:-1], checked.problem.dim_v), dtype=checked.problem.dtype)
+            self.lse = q.new_empty(checked.lse_shape, dtype=exact) if call.return_lse else None
         self._values = captured_values(captured(checked))  # the plan keeps the tensors, so addresses stay valid
         held = (self.lse, call.sinks, options.workspace)
         self._lse_at, self._sinks_at, self._workspace_at = [0 if x is None else x.data_ptr() for x in held]
@@ -138,7 +140,9 @@ class ServingPlan:
         )
         self._like_out = _like(self.out, rows_vary)
         launches = checked.backend != "reference" and checked.problem.seq_k > 0 and self.out.numel() > 0
-        self._bound = self._bind(call, checked, options, self.out) if launches else None
+        with outside_captures(q.device):
+            self._bound = self._bind(call, checked, options, self.out) if launches else None
+        used_here(self.out, self.lse, *(self._bound.workspace if self._bound is not None else ()))
 
     def _bind(self, call: Call, checked: CheckedCall, options: PlanOptions, out: Tensor) -> BoundLaunches:
         operands = Operands(call.q, call.k, call.v, out, self.lse, call.sinks)

@@ -26,6 +26,7 @@ from warpattn.problem.memory import overlap, overwrite, writing
 from warpattn.problem.operands import ALIGNMENT
 from warpattn.quantized import Quantized, result_dtype
 from warpattn.runtime.bound_launches import BoundLaunches
+from warpattn.runtime.captures import outside_captures
 from warpattn.scores import Score
 from warpattn.sequences import PagedKV, PagedRagged, Ragged, Sequence
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery
@@ -35,6 +36,7 @@ from warpattn.serving.plans import Result, ServingPlan, with_query_parts
 
 # Parameters that hold the number of sequences, in the kernels of Hopper, Blackwell and CDNA and in combining kernels.
 BATCHES = ("shape.batch", "sequence_args.batch", "indices.batch", "again.indices.batch", "only.batch")
+MOST_DECODED = 16  # queries of a sequence
 
 
 class StepPlan(ServingPlan):
@@ -45,6 +47,10 @@ class StepPlan(ServingPlan):
     queries in every step. Keyword arguments are those of `attention_paged`. With `batch_invariant` a token's result has
     the same bits whatever else is in the step and however its sequence is cut into steps, at some cost in speed.
     Launches and their number never depend on lengths, so calls may be captured into CUDA graphs.
+
+    decoded: a hint, an int from 0 to 16, the most queries of a sequence that Hopper's decode kernel takes, such as 1
+    and the drafts of speculative decoding; the prefill kernel takes longer ones. Without it, decode takes as many as
+    its narrowest tile holds, 8 rows of a group's heads. A promised `max_q` up to 16 comes first.
 
     workspace: a contiguous uint8 tensor on the card. Without it, Hopper's prefill converts 8-bit keys and values in
     each tile of queries, and fetches small pages one by one. With it, keys and values of a sequence that many of its
@@ -71,9 +77,12 @@ class StepPlan(ServingPlan):
         scale: float | None = None,
         batch_invariant: bool = False,
         workspace: Tensor | None = None,
+        decoded: int = 0,
     ) -> None:
         rules = Rules()
         rules.flag("batch_invariant", batch_invariant)
+        few = isinstance(decoded, int) and not isinstance(decoded, bool) and 0 <= decoded <= MOST_DECODED
+        rules.require(few, f"decoded is {kind_of(decoded)}", f"decoded must be an int from 0 to {MOST_DECODED}")
         fine = isinstance(kv, PagedKV) and isinstance(seq, Ragged)
         what = f"kv is a {type(kv).__name__} and seq a {type(seq).__name__}"
         rules.require(fine, what, "a StepPlan takes a PagedKV and a Ragged(cu_q)")
@@ -85,7 +94,7 @@ class StepPlan(ServingPlan):
         q, k, v, kv = with_query_parts(q, kv)
         call = Call(q, k, v, PagedRagged(kv, seq), mask, score, sinks, scale)
         # Engines keep a plan for each size of steps, and measure before how much memory their caches may have.
-        options = PlanOptions(batch_invariant, copies=False, workspace=workspace)
+        options = PlanOptions(batch_invariant, copies=False, workspace=workspace, decoded=decoded)
         super().__init__(call, options, read_values=False)
         del self.out  # callers give their own, or a call makes one
         self._rows, self._sequences, self._bounds = len(q), len(kv.lengths), promised(seq)
@@ -94,13 +103,16 @@ class StepPlan(ServingPlan):
     def seq(self) -> Ragged:
         """Offsets in the plan's own memory, see `update`."""
         _, seq = self._like_own
-        return replace(seq, cu_q=torch.zeros_like(seq.cu_q))
+        with outside_captures(seq.cu_q.device):
+            return replace(seq, cu_q=torch.zeros_like(seq.cu_q))
 
     @cached_property
     def kv(self) -> PagedKV:
         """The pages, and lengths and table in the plan's own memory, see `update`."""
         kv, _ = self._like_own
-        return kv.with_fields(block_table=torch.zeros_like(kv.block_table), lengths=torch.zeros_like(kv.lengths))
+        with outside_captures(kv.lengths.device):
+            table, lengths = torch.zeros_like(kv.block_table), torch.zeros_like(kv.lengths)
+        return kv.with_fields(block_table=table, lengths=lengths)
 
     def _bind(self, call: Call, *others: Any) -> BoundLaunches:
         bound = super()._bind(call, *others)

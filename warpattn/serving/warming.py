@@ -34,6 +34,7 @@ from warpattn.runtime.launches import list_launches
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
 from warpattn.sequences.latent import LatentPages
 from warpattn.serving.layers import EightBitCache, LargestStep, Layer, layers_of, read_config, with_cache
+from warpattn.serving.step_plan import MOST_DECODED
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Example(NamedTuple):
     """A call that needs kernels: `tokens` new tokens of all `requests`, with block tables of `pages` columns.
 
     kind: a sequence's kind, "append", ABSORBED (paged, with queries in two tensors) or STEP (paged-ragged, by a
-    `StepPlan`). most: the `max_q` of ragged queries.
+    `StepPlan`). most: the `max_q` of ragged queries. decoded: that of a `StepPlan`.
     """
 
     layer: Layer
@@ -61,6 +62,7 @@ class Example(NamedTuple):
     tokens: int
     pages: int = 1
     most: int | None = None
+    decoded: int = 0
 
 
 class Needed(NamedTuple):
@@ -214,7 +216,8 @@ def examples_of(layer: Layer, largest: LargestStep, kinds: Sequence[str]) -> Ite
             if tokens >= requests and not layer.latent:
                 yield from (Example(layer, kind, requests, tokens) for kind in ("dense", "ragged") if kind in kinds)
                 for kind in steps:  # engines make tables for the longest request
-                    yield Example(layer, kind, requests, tokens, tables[-1])
+                    decoded = min(1 + largest.drafts, MOST_DECODED) if kind == STEP else 0
+                    yield Example(layer, kind, requests, tokens, tables[-1], decoded=decoded)
         for kind in () if layer.latent else steps:
             for most in {1, 1 + largest.drafts}:
                 yield Example(layer, kind, requests, requests * most, tables[-1], most)
@@ -229,13 +232,13 @@ def launches_of(example: Example, page_size: int, arch: str) -> tuple[Launch, ..
     out = call.q.new_empty((*call.q.shape[:-1], checked.problem.dim_v))
     operands = fitted(Operands(call.q, call.k, call.v, out, None, call.sinks))
     workspace = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="meta") if example.kind == STEP else None
-    options = PlanOptions(copies=example.kind != STEP, workspace=workspace)
+    options = PlanOptions(copies=example.kind != STEP, workspace=workspace, decoded=example.decoded)
     return list_launches(replace(checked, backend=arch), operands, call.sequence, options)
 
 
 def call_of(example: Example, page_size: int) -> Call:
     """Make the call on CPU tensors, whose values do not matter."""
-    layer, kind, requests, tokens, pages, most = example
+    layer, kind, requests, tokens, pages, most, _ = example
     q = torch.empty(requests, tokens // requests, layer.heads_q, layer.dim_qk, dtype=layer.dtype)
     offsets = torch.arange(requests + 1, dtype=torch.int32) * (tokens // requests)
     if kind in ("dense", "ragged"):

@@ -259,12 +259,20 @@ def test_layers_of_another_group_have_other_pages(vllm):
     assert other.block_table is table and other.slot_mapping is slots and other.plans is metadata.plans
 
 
-@pytest.mark.parametrize(("new", "longest"), [({"a": 1, "b": 1}, 1), ({"a": 2, "b": 3}, 5), ({"a": 9}, 9)])
-def test_a_captured_step_may_have_any_prompt_of_its_tokens(vllm, new, longest):
-    """It is replayed for other lengths, and what the plan leaves out for short prompts stays out of the graph."""
+@pytest.mark.parametrize(
+    ("new", "of_decode", "longest"),
+    [({"a": 1, "b": 1}, 1, 2), ({"a": 2, "b": 3}, 5, 5), ({"a": 9}, 9, 9)],
+)
+def test_a_captured_step_may_have_any_prompt_of_its_tokens(vllm, new, of_decode, longest):
+    """It is replayed for other lengths, and what the plan leaves out for short prompts stays out of the graph. Only
+    where decoding has graphs of its own may one promise a token a request: vLLM's second runner captures those that
+    hold mixed steps with one token a request, too."""
     batch, q, *_ = vllm_double.Engine(SHAPE).step(new)
-    builder = vllm.WarpattnMetadataBuilder(None, [], None, q.device)
-    assert builder.build_for_cudagraph_capture(batch).max_query_len == longest
+    for separate, expected in ((True, of_decode), (False, longest), (None, longest)):
+        mode = None if separate is None else SimpleNamespace(separate_routine=lambda separate=separate: separate)
+        config = SimpleNamespace(compilation_config=SimpleNamespace(cudagraph_mode=mode))
+        builder = vllm.WarpattnMetadataBuilder(None, [], config, q.device)
+        assert builder.build_for_cudagraph_capture(batch).max_query_len == expected
 
 
 def test_few_plans_serve_all_steps_and_layers(vllm):

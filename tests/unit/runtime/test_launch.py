@@ -321,7 +321,7 @@ def test_threads_get_their_own_addresses(card):
 def test_memory_that_several_parameters_lead_to_counts_once():
     """Such as copies of keys, which one launch writes and the next reads by a tensor map for each part."""
     bound, x, other = object.__new__(bound_launches.BoundLaunches), torch.zeros(4, 8), torch.zeros(3)
-    bound._workspace = [x, x.transpose(0, 1), x[:, 4:], other]
+    bound.workspace = [x, x.transpose(0, 1), x[:, 4:], other]
     assert bound.workspace_bytes == 4 * 8 * 4 + 3 * 4
 
 
@@ -333,7 +333,7 @@ def test_remembered_calls_keep_no_more_memory_than_a_bound(card, monkeypatch):
     for length, size in ((8, 600), (16, 300), (24, 200), (32, 900)):
         q = normal(1, length, H, D)
         call = Call(q, q.clone(), q.clone(), Dense())
-        bound = SimpleNamespace(has_workspace=True, workspace_bytes=size, follow_call=lambda *_: None)
+        bound = SimpleNamespace(workspace=[object()], workspace_bytes=size, follow_call=lambda *_: None)
         operands_of_call = operands.Operands(q, call.k, call.v, torch.empty_like(q), None, None)
         execute.remember(call, validate(call), operands_of_call, bound)
         kept.append(len(execute._known))

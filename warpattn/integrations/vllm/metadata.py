@@ -52,6 +52,7 @@ class WarpattnMetadataBuilder(AttentionMetadataBuilder[WarpattnMetadata]):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.batch_invariant = bool(envs.VLLM_BATCH_INVARIANT)
+        self.compilation = getattr(vllm_config, "compilation_config", None)
         self.plans = StepPlans(1 + drafted_tokens(vllm_config), batch_invariant=self.batch_invariant)
         self._images: ImageRanges | None = None
 
@@ -88,9 +89,12 @@ class WarpattnMetadataBuilder(AttentionMetadataBuilder[WarpattnMetadata]):
         )
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> WarpattnMetadata:
-        """Make metadata for a graph, which must serve steps with context, too, and prompts of any of its tokens."""
+        """Make metadata for a graph, which must serve steps with context, too. Where decoding has graphs of its own,
+        their requests have as many tokens as here; all other graphs serve prompts of any of their tokens, also those
+        that are captured with one token a request (vLLM's second runner)."""
         step = self.build(0, common_attn_metadata)
-        decodes = step.max_query_len <= self.plans.decoded
+        mode = getattr(self.compilation, "cudagraph_mode", None)
+        decodes = mode is not None and mode.separate_routine() and step.max_query_len <= self.plans.decoded
         longest = step.max_query_len if decodes else step.num_actual_tokens
         return replace(step, fresh=False, max_query_len=longest)
 

@@ -49,17 +49,14 @@ class PagedRaggedConfig:
     workspace: Tensor | None = field(default=None, compare=False)  # the caller's; None: a call has one of its own
 
 
-def few_tokens(problem: Problem) -> int:
-    """Most queries of a sequence that decode takes: `max_q`, if decode can, else as many as its narrowest tile holds,
-    which decodes single tokens 3 to 6 % faster than the next wider one (H200, bench/notes.md)."""
+def few_tokens(problem: Problem, options: PlanOptions = DEFAULT_OPTIONS) -> int:
+    """Most queries of a sequence that decode takes: `max_q`, if decode can, else the plan's `decoded`, at least as many
+    as its narrowest tile holds, which decodes single tokens 3 to 6 % faster than the next wider one (H200,
+    bench/notes.md)."""
     if problem.max_q <= decode.MAX_TOKENS:
         return problem.max_q
-    return max(1, min(decode.MAX_TOKENS, decode.SWAP_AB_COLUMNS[0] // (problem.heads_q // problem.heads_kv)))
-
-
-def decoded(problem: Problem) -> Problem:
-    """The problem of the sequences that decode takes."""
-    return replace(problem, seq_q=few_tokens(problem))
+    narrowest = decode.SWAP_AB_COLUMNS[0] // (problem.heads_q // problem.heads_kv)
+    return min(decode.MAX_TOKENS, max(1, narrowest, options.decoded))
 
 
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
@@ -69,8 +66,8 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
         reasons = ("batch invariant: prefill attends for sequences of any number of queries", *many.reasons)
         config = PagedRaggedConfig(0, None, many)
         return Choice("paged_ragged", config, many.grid, many.lines, reasons, order=many.order)
-    few = (mla if is_latent(problem) else decode).choose(decoded(problem), target, options=options)
-    tokens = few_tokens(problem)
+    tokens = few_tokens(problem, options)
+    few = (mla if is_latent(problem) else decode).choose(replace(problem, seq_q=tokens), target, options=options)
     split_why = f"sequences of 1 to {tokens} queries are decoded: their rows of a key head fit one tile"
     if problem.max_q <= tokens:
         reasons = (split_why, *few.reasons)
@@ -107,7 +104,7 @@ def list_launches(
     if config.many is not None:
         launches += prefill_varlen.list_launches(checked, x, sequence, config.many, only)
     if config.few is not None:
-        few = replace(checked, problem=decoded(checked.problem))
+        few = replace(checked, problem=replace(checked.problem, seq_q=config.tokens))
         attend = mla_launch if config.few.kernel == "mla" else decode_launch
         launches += attend.list_launches(few, x, sequence, config.few)
     return launches

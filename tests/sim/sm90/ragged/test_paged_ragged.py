@@ -53,7 +53,7 @@ def run(step: Step, x: Inputs, programs: int = 4, **options):
     lse = torch.full((step.heads, len(x.q)), torch.nan)
     out = around[MARGIN:-MARGIN]
     operands = fitted(Operands(x.q, x.k, x.v, out, lse, x.sinks))
-    choice = choose(ready.problem, ARCHS["sm90"], PlanOptions(batch_invariant=step.invariant))
+    choice = choose(ready.problem, ARCHS["sm90"], PlanOptions(batch_invariant=step.invariant, decoded=step.decoded))
     if few := choice.config.few:
         few = replace(few, config=with_fields(few.config, dict(step.config)))
         choice = replace(choice, config=replace(choice.config, few=few))
@@ -91,6 +91,7 @@ CASES = {
     "invariant": Step((1, 0, 3, 2, 40), (400, 7, 90, 300, 40), invariant=True),
     "pages-of-3-odd-dim": Step((1, 20, 2), (60, 50, 30), page=3, dim=40, dtype=torch.float16),
     "by-batch-soft-cap": Step(*MIXED, mask=BY_BATCH, score=SoftCap(3.0)),
+    "drafts": Step((4, 70, 0, 3, 5, 1), (300, 90, 5, 100, 260, 70), decoded=4),
     "invariant-few": Step((1, 0, 3, 2), (400, 7, 90, 300), max_q=3, invariant=True, sinks=True),
 }
 
@@ -98,6 +99,7 @@ CASES = {
 # Every kind of batch, mask, score and combination, and both kernels alone; the rest have other heads and lengths.
 DRAWN = (
     "mixed", "one-each", "few", "nothing-for-some", "whole-tile-of-rows", "invariant-few", "row-tiles-of-a-token",
+    "drafts",
 )  # fmt: skip
 
 
@@ -107,7 +109,7 @@ def test_right_and_without_findings(name, schedule):
     out, lse, names, found = run(step, x, schedule=schedule)
     assert not found
     check(x, out, lse)
-    few = 0 if step.invariant else few_tokens(ready_for(x).problem)
+    few = 0 if step.invariant else few_tokens(ready_for(x).problem, PlanOptions(decoded=step.decoded))
     assert ("sm90.prefill_varlen" in names) == (step.max_q is None or step.max_q > few), "a bound saves launches"
 
 

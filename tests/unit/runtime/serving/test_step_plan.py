@@ -325,6 +325,23 @@ def test_plans_without_copies(change, on_card):
     assert plan.copied_queries is None and not plan._bound.cells("shape.least")
 
 
+@pytest.mark.parametrize(("decoded", "queries"), [(0, 4), (3, 4), (4, 4), (5, 5), (16, 16)])
+def test_decode_takes_sequences_of_as_many_queries_as_expected(decoded, queries, on_card):
+    """Without a number, as many as 8 rows of a group of two heads have."""
+    q, kv, seq = step((30, 1), (40, 9), pages_of(torch.bfloat16), torch.bfloat16)
+    plan = wa.StepPlan(q, kv, seq, mask=wa.Causal(), decoded=decoded)
+    assert {cell.value for cell in plan._bound.cells("shape.tokens")} == {queries}
+    assert {cell.value for cell in plan._bound.cells("only.least_q")} == {queries + 1}
+
+
+@pytest.mark.parametrize(("decoded", "kind"), [(17, "17"), (-1, "-1"), (True, "True"), (4.0, "4.0"), ("4", "'4'")])
+def test_a_wrong_number_of_decoded_queries(decoded, kind):
+    q, kv, seq = step((30, 1), (40, 9), pages_of())
+    rule = "decoded must be an int from 0 to 16"
+    with pytest.raises(wa.AttentionError, match=f"^decoded is {kind}; {rule}$"):
+        wa.StepPlan(q, kv, seq, decoded=decoded)
+
+
 @pytest.mark.parametrize(
     ("workspace", "words"),
     [

@@ -111,7 +111,8 @@ def test_any_smaller_step_needs_no_other_kernel(arch: str, config: dict) -> None
             each = draw.choice([1, 4]) if kind in ("paged", ABSORBED) else most or draw.randint(1, 700 // requests)
             step = kind in ("paged-ragged", STEP)
             pages = 250 if step else draw.randint(1, 250)
-            example = Example(layer, kind, requests, requests * each, pages, most if step else None)
+            decoded = draw.choice([0, 4]) if kind == STEP else 0
+            example = Example(layer, kind, requests, requests * each, pages, most if step else None, decoded)
             for launch in launches_of(example, 16, arch):
                 file = kernel_cache.path_of((launch.name, launch.arch, launch.key))
                 assert file in files, (example, launch.name)
