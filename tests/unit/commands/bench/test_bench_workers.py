@@ -13,7 +13,7 @@ import pytest
 
 from bench.measure import workers
 
-BENCH = Path(__file__).parents[3] / "bench"
+BENCH = Path(__file__).parents[4] / "bench"
 PROGRAMS = [path for path in sorted(BENCH.rglob("*.py")) if "__main__" in path.stem + path.read_text()[-999:]]
 
 

@@ -13,7 +13,7 @@ from bench import run
 from bench.backward import __main__ as backward
 from bench.measure.arguments import require_card, timed_cases
 
-MAINS = sorted((Path(__file__).parents[3] / "bench").rglob("__main__.py"))
+MAINS = sorted((Path(__file__).parents[4] / "bench").rglob("__main__.py"))
 TIMED = ("bench.ragged", "bench.decode.__main__", "bench.eight_bit.__main__", "bench.eight_bit.prefill")
 
 
