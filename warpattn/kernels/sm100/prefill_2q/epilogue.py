@@ -8,9 +8,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared, mul2, tma
 
-from ...pieces.modifiers import natural_scale
+from ...pieces.modifiers import exponent_scale
 from ...pieces.scales import has_scale, output_scale
-from ...pieces.softmax import finish_rows, warp_any
+from ...pieces.softmax import LN_2, finish_rows, warp_any
 from ..exp2 import row_sum
 from ..layouts import box_layout, element_type, halved_rows, query_box, row_layout, stacked
 from .context import row_positions
@@ -43,7 +43,8 @@ def finish(ctx, m, l, sink, head):
     the sum once."""
     # `l` does not say: without a key it is above 0, since the polynomial's 2^-inf is 2^-126
     some = (m != -float("inf")) | (l != l)
-    factor, denominator = finish_rows(m, l, natural_scale(ctx), some, sink, ctx.traits.has_sinks)
+    scale = exponent_scale(ctx) * LN_2  # of what the loop holds: another register would be spilled
+    factor, denominator = finish_rows(m, l, scale, some, sink, ctx.traits.has_sinks)
     if has_scale(ctx.config, "v", "tensor", "head"):
         factor = factor * output_scale(ctx.scales, head, ctx.config)
     return factor, denominator
