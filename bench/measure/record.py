@@ -4,8 +4,10 @@
      "peers":   {name: {"available", "reason", "version"}},
      "cases":   [{"group", "case": {…}, "flops", "results": {name: {"status", "reason", "error", "mode", "calls",
                   "ms": {median, q1, q3, n}, "tflops", "speed": {median, q1, q3, n}}}}],
-     "host": {…} | null, "first_call": {…} | null, "ncu": [{…}],
-     "verdicts": [{"requirement", "group", "case", "measured", "sense", "must", "aim", "met", "aim_met"}]}
+     "host": {…} | null, "first_call": {…} | null, "ncu": [{…}]}
+
+In memory it also has "verdicts", [{"requirement", "group", "case", "measured", "sense", "must", "aim", "met",
+"aim_met"}], which follow from the rest and are not written.
 
 `status` is timed, wrong, unsupported, failed or unavailable; only timed has numbers. `speed` of a peer is its time over
 warpattn's, paired by round: 1.03 means that warpattn is 3 % faster. `met` is null where nothing was measured.
@@ -55,15 +57,15 @@ def write(record: Record, path: Path) -> None:
 
 
 def save(record: Record, path: Path | None) -> None:
-    """Writes a record of any shape, where a path is given: a line for each case, fact and verdict."""
+    """Writes a record of any shape, where a path is given: a line for each case and fact."""
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text_of(record), encoding="utf-8")
 
 
 def text_of(record: Record) -> str:
-    """A record as JSON, with a line for each entry of its lists and mappings."""
-    lines = ",\n".join(f" {_json(key)}: {_entries(value)}" for key, value in record.items())
+    """A record as JSON without its verdicts, with a line for each entry of its lists and mappings."""
+    lines = ",\n".join(f" {_json(key)}: {_entries(value)}" for key, value in record.items() if key != "verdicts")
     return f"{{\n{lines}\n}}\n"
 
 
@@ -91,11 +93,11 @@ def rounded(value: Any) -> Any:
 
 
 def read(path: Path) -> Record:
-    """Reads a record; raises ValueError if it is none or of another schema."""
+    """Reads a record and judges it; raises ValueError if it is none or of another schema."""
     record = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         raise ValueError(f"{path.name} is not a benchmark record of schema {SCHEMA}")
-    return record
+    return record | {"verdicts": verdicts(record)}
 
 
 def verdicts(record: Record) -> list[dict[str, Any]]:

@@ -1,8 +1,7 @@
 """The few CUDA driver calls a planned launch needs, through ctypes: no compiler and no Triton at run time.
 
 A launch costs a few microseconds because nothing is rebuilt: parameters live in one block of memory that is written in
-place, and of a tensor map only the address changes. Functions raise RuntimeError with the driver's message; users'
-mistakes have been checked before.
+place, and of a tensor map only the address changes. Functions raise RuntimeError with the driver's message.
 """
 
 from __future__ import annotations

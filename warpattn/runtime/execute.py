@@ -44,6 +44,7 @@ from warpattn.problem.operands import (
 from warpattn.reference import reference
 from warpattn.runtime import cuda
 from warpattn.runtime.bound_launches import BoundLaunches, launch_all
+from warpattn.runtime.captures import graph_owns_memory
 from warpattn.runtime.launches import list_launches
 from warpattn.scores import ScoreProgram
 from warpattn.sequences import Dense, Sequence
@@ -185,10 +186,10 @@ class CachedCall:
         self._written = extent(x.out) if call.out is not None else 0
 
     def keep(self, bound: BoundLaunches) -> bool:
-        """Keep the launches for every stream or, with a workspace, for torch's current one unless it is captured."""
+        """Keep the launches for every stream or, with a workspace that no graph owns, for torch's current one."""
         if not bound.workspace:
             self._shared = bound
-        elif cuda.is_capturing():
+        elif graph_owns_memory(self._device):
             return False
         else:
             if len(self._by_stream) >= STREAMS:

@@ -8,6 +8,7 @@ can run beside anything but itself. A graph's cell is never used again, since no
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -58,8 +59,12 @@ class TileCounters:
         return cell.data_ptr(), cell
 
     def _grow(self) -> None:
+        with ThreadPoolExecutor(1) as thread:  # torch may take all memory of this one from a graph's pool
+            self._slabs.append(slab := thread.submit(self._zeros).result())
+        self._free += range(slab.data_ptr(), slab.data_ptr() + 4 * SLAB, 4)
+
+    def _zeros(self) -> Tensor:
         slab = torch.zeros(SLAB, dtype=torch.int32, device=self._device)
         if slab.is_cuda:
             torch.cuda.current_stream(self._device).synchronize()  # other streams will use the cells, too
-        self._slabs.append(slab)
-        self._free += range(slab.data_ptr(), slab.data_ptr() + 4 * SLAB, 4)
+        return slab

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench.measure.record import verdicts
 from docs.figures.measured import wide
 from docs.figures.svg import BLUE, GREEN, GREY, ORANGE, RED, box, dot, picture, words
 
@@ -89,7 +90,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     for group in dict.fromkeys(entry["group"] for entry in times["cases"]):
         lines += _group(group, [entry for entry in times["cases"] if entry["group"] == group], there)
     lines += wide.section(found["wide"], found["wide h100"]) + _decode(found) + _ragged(found["ragged"])
-    lines += _host(times) + _requirements(times["verdicts"] + found["wide"]["verdicts"]) + _cycles(counters)
+    lines += _host(times) + _requirements(verdicts(times) + verdicts(found["wide"])) + _cycles(counters)
     return "\n".join(lines) + "\n"
 
 
@@ -195,9 +196,9 @@ def _host(times: dict[str, Any]) -> list[str]:
     ]
 
 
-def _requirements(verdicts: list[dict[str, Any]]) -> list[str]:
+def _requirements(judged: list[dict[str, Any]]) -> list[str]:
     lines = ["## Requirements", "", "| requirement | met on | worst |", "|---|---|---|"]
-    measured = [v for v in verdicts if v["measured"] is not None]
+    measured = [v for v in judged if v["measured"] is not None]
     for key in dict.fromkeys((v["group"], v["requirement"]) for v in measured):
         rows = [v for v in measured if (v["group"], v["requirement"]) == key]
         met = [v["met"] if v["met"] is not None else v["aim_met"] for v in rows]

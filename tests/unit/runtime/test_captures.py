@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -59,3 +61,22 @@ def test_without_a_capture_nothing_changes(said, monkeypatch):
         pass
     captures.used_here(torch.zeros(1), None)
     assert said == []
+
+
+@pytest.mark.filterwarnings("ignore")  # of what torch imports
+@pytest.mark.parametrize(
+    ("stream", "owned"), [(None, False), (7, True), (8, False)], ids=["no graphs", "their stream", "another stream"]
+)
+def test_graph_trees_own_what_is_made_on_their_stream(stream, owned, monkeypatch):
+    from torch._inductor import cudagraph_trees
+
+    manager = None if stream is None else SimpleNamespace(stream=SimpleNamespace(cuda_stream=stream))
+    monkeypatch.setattr(cudagraph_trees.get_container(1), "tree_manager", manager)
+    monkeypatch.setattr(cuda, "current_stream", lambda device: 7)
+    monkeypatch.setattr(cuda, "is_capturing", lambda: False)
+    assert captures.graph_owns_memory(1) is owned
+    assert not captures.graph_owns_memory(0)
+    with ThreadPoolExecutor(1) as thread:  # threads have graph trees of their own, or none
+        assert not thread.submit(captures.graph_owns_memory, 1).result()
+    monkeypatch.setattr(cuda, "is_capturing", lambda: True)
+    assert captures.graph_owns_memory(1)

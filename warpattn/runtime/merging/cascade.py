@@ -22,6 +22,7 @@ from warpattn.problem import Call, validate
 from warpattn.problem.backends import LATENT, chip_of
 from warpattn.problem.memory import overlap, overlaps_itself
 from warpattn.quantized import EIGHT_BIT
+from warpattn.runtime.captures import graph_owns_memory
 from warpattn.runtime.execute import attend
 from warpattn.runtime.merging.states import merge_into
 from warpattn.scores import SoftCap
@@ -125,9 +126,9 @@ class Groups(NamedTuple):
 
 
 def _groups(total: int, group: int, keys: int, device: torch.device) -> Groups:
-    """Return the groups of a size; cached, except while a graph is captured, which then owns their memory."""
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    return (_make_groups if capturing else _kept_groups)(total, group, keys, device)
+    """Return the groups of a size; cached, unless a graph owns their memory."""
+    owned = device.type == "cuda" and graph_owns_memory(device.index or 0)
+    return (_make_groups if owned else _kept_groups)(total, group, keys, device)
 
 
 def _make_groups(total: int, group: int, keys: int, device: torch.device) -> Groups:
