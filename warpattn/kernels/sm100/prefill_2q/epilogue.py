@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared, mul2, tma
 
-from ...pieces.modifiers import exponent_scale
+from ...pieces.modifiers import exponent_scale, natural_scale
 from ...pieces.scales import has_scale, output_scale
 from ...pieces.softmax import LN_2, finish_rows, warp_any
 from ..exp2 import row_sum
@@ -43,11 +43,20 @@ def finish(ctx, m, l, sink, head):
     the sum once."""
     # `l` does not say: without a key it is above 0, since the polynomial's 2^-inf is 2^-126
     some = (m != -float("inf")) | (l != l)
-    scale = exponent_scale(ctx) * LN_2  # of what the loop holds: another register would be spilled
-    factor, denominator = finish_rows(m, l, scale, some, sink, ctx.traits.has_sinks)
+    factor, denominator = finish_rows(m, l, scale_of_exponents(ctx), some, sink, ctx.traits.has_sinks)
     if has_scale(ctx.config, "v", "tensor", "head"):
         factor = factor * output_scale(ctx.scales, head, ctx.config)
     return factor, denominator
+
+
+@gluon.jit
+def scale_of_exponents(ctx):
+    """`natural_scale`, of 16-bit products from what their loop holds: one register more would be spilled. Loops of
+    8-bit products hold other numbers."""
+    if ctx.config.eight_bit is None:
+        return exponent_scale(ctx) * LN_2
+    else:
+        return natural_scale(ctx)
 
 
 @gluon.jit
