@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 from tests.eight_bit import in_eight_bits
 from tests.oracle import Inputs, poisoned
 from tests.sim import backward
-from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
+from tests.sim.knocking import ALONE, SM90_PREFILL, WIDENED, knocked_out, reviewed
 from tests.sim.machine.findings.test_knockout import FIRST, TURN
 from warpattn.kernels.sm90.prefill.choice import choose, shared_out
 from warpattn.kernels.sm90.prefill.config import choose_config
@@ -36,9 +36,7 @@ from warpattn.sim.saved import SavedMemory
 
 pytestmark = pytest.mark.full
 
-ALONE = ("ttng.wait_barrier", "rows.load(ctx, arriving, state, left.tile", "one warpgroup uses its slots one at a time")
 EMPTY = ("ttng.init_barrier", "mbarrier.init(bars.index(i), count=1)", "barriers of empty slots, as above")
-WIDENED = ("ttng.fence_async_shared", "queries = multiplied_queries(", "that of the keys follows before any product")
 reason = reviewed([*SM90_PREFILL, FIRST, TURN, ALONE, EMPTY, WIDENED])
 
 
