@@ -179,10 +179,11 @@ NVIDIA: dict[str, Callable[..., object]] = {
     "512 decode": of_case(seq_q=1, seq_k=600, heads_q=8, dim=512),
     "512 odd pages": of_case(**{**STEP, "lens_k": (150, 70)}, page_size=3, dim=512),
 }
-AGAIN = {  # Hopper's prefill with a mask computes tiles again in which it met a special value
-    "64", "128", "192", "256", "512", "ragged", "prompt over pages", "prompt over small pages", "split", "recompute",
-    "8 bits, products",
-}  # fmt: skip
+PROMPTS = {"64", "128", "ragged", "prompt over pages", "prompt over small pages"}
+AGAIN = {  # kernels that compute tiles again in which they met a special value
+    "sm90": {*PROMPTS, "192", "256", "512", "split", "recompute", "8 bits, products"},
+    "sm100": {*PROMPTS, "decode", "few", "pages", "odd pages"},
+}
 CALLS = [
     *((arch, name) for arch in ("sm90", "sm100", "gfx942", "gfx950") for name in EVERYWHERE),
     *((arch, name) for arch in ("sm90", "sm100") for name in NVIDIA),
@@ -194,7 +195,7 @@ CALLS = [
 @pytest.mark.parametrize(("arch", "name"), CALLS)
 def test_looser_waits_are_missed(arch: str, name: str) -> None:
     call = {**EVERYWHERE, **NVIDIA, **HOPPER, "pair": lambda arch: test_pair.run(test_pair.CASES["causal"])}[name]
-    again = [partial(call, arch, special=True)] if arch == "sm90" and name in AGAIN else []
+    again = [partial(call, arch, special=True)] if name in AGAIN.get(arch, ()) else []
     found = [launched(once) for once in (partial(call, arch), *again)]
     for kernel, launch in found[0].items():
         launches = [launch, *(more[kernel] for more in found[1:])]
