@@ -42,7 +42,7 @@ WITHOUT = {
 }  # fmt: skip
 E4M3 = torch.float8_e4m3fn
 COVERED = ("ttng.warp_group_dot_wait", "dp, dv, p = wait_value_scores(", "the wait of dK behind it covers dV, too")
-SPECIAL = 20  # an early key, which most tiles meet: the last one of a CTA is computed again, too
+SPECIAL = 20  # an early key, which most tiles meet
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def launched(call: Callable[[], object]) -> dict[str, Launched]:
 
 
 def of_case(**changes: Any) -> Callable[..., object]:
-    """A call of random tensors. `special`: values of an early key of the first sequence are NaN."""
+    """A call of random tensors. `special`: with a NaN."""
     base = Case(batch=1, seq_q=300, seq_k=300, heads_q=2, heads_kv=1, dim=128, dtype=torch.bfloat16, mask="causal")
     case = replace(base, **changes)
 
@@ -117,7 +117,7 @@ def eight_bit(tokens: int, per: str) -> Callable[[str], object]:
 
 
 def eight_bit_products(arch: str, special: bool = False) -> None:
-    """q, k and v of e4m3, multiplied as they are. `special`: values of an early key are NaN."""
+    """q, k and v of e4m3, multiplied as they are."""
     torch.manual_seed(0)
     q, k, v = (wa.quantize(torch.randn(1, 300, heads, 128)) for heads in (2, 1, 1))
     if special:
@@ -132,10 +132,10 @@ def gradients(**changes: Any) -> Callable[[str], object]:
 
 
 def dense_launch(case: test_sm90_knockout.Case) -> Callable[..., object]:
-    """A launch of Hopper's prefill in one CTA. `special`: values of some keys are NaN."""
+    """A launch of Hopper's prefill in one CTA."""
 
     def call(arch: str, special: bool = False) -> None:
-        keys = range(SPECIAL, case.keys, 400) if special else range(0)  # some in each part
+        keys = range(SPECIAL, case.keys, 400) if special else range(0)
         run_launch(replace(case, special=keys).launch(), Options(programs=1))
 
     return call
@@ -162,7 +162,7 @@ EVERYWHERE: dict[str, Callable[..., object]] = {
 }
 HOPPER: dict[str, Callable[..., object]] = {
     "256": of_case(dim=256),
-    "192": of_case(dim=192, mask="window-future"),  # so many keys that slots are loaded again
+    "192": of_case(dim=192, mask="window-future"),  # slots are loaded again
     "split": dense_launch(test_sm90_knockout.Case(wa.Causal(), 2, 300, 1100)),
     "recompute": dense_launch(test_sm90_knockout.Case(wa.Padding(torch.tensor([300])), 1, 400, 320)),
     "8 bits, products": eight_bit_products,
@@ -180,7 +180,7 @@ NVIDIA: dict[str, Callable[..., object]] = {
     "512 odd pages": of_case(**{**STEP, "lens_k": (150, 70)}, page_size=3, dim=512),
 }
 PROMPTS = {"64", "128", "ragged", "prompt over pages", "prompt over small pages"}
-AGAIN = {  # kernels that compute tiles again in which they met a special value
+AGAIN = {  # compute tiles with NaN again
     "sm90": {*PROMPTS, "192", "256", "512", "split", "recompute", "8 bits, products"},
     "sm100": {*PROMPTS, "decode", "few", "pages", "odd pages"},
 }
@@ -201,11 +201,9 @@ def test_looser_waits_are_missed(arch: str, name: str) -> None:
         launches = [launch, *(more[kernel] for more in found[1:])]
 
         def once(module: Any, schedule: str, launches: list[Launched] = launches) -> Report:
-            report = Report()
             for launch in launches:
                 launch.memory.restore()
-                options = {"step_limit": 200_000, "first_finding": True}
-                report = simulate(module, launch.grid, launch.args, schedule, **options)
+                report = simulate(module, launch.grid, launch.args, schedule, step_limit=200_000, first_finding=True)
                 if not report.clean:
                     break
             return report

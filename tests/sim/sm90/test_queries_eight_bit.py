@@ -153,31 +153,30 @@ def test_scales_of_query_tokens_of_any_size():
     torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
 
 
-LIST = ("st.shared.b32", "poke(ctx.rings.left.index(wg), -1)", "of a warpgroup that the configuration has not")
+LIST = ("st.shared.b32", "poke(ctx.rings.left.index(wg), -1)", "there is no such warpgroup")
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("per", ["head", "token"])
 def test_it_needs_its_synchronisation(per):
-    """Queries are read whole before the first one is written, and seen by the tensor core. Run with finite values, and
-    with NaN in the last ones of a sequence, which make both warpgroups compute tiles again for rows before them."""
+    """Queries are read whole before the first one is written, and seen by the tensor core. With NaN in
+    the last values of a sequence both warpgroups compute tiles again."""
     torch.manual_seed(0)
     x = wa.quantize(torch.randn(2, 784, 1, 128), per=per)
     q = wa.quantize(torch.randn(2, 784, 1, 128), per=per)
     special = x.values.clone()
-    special[1, 350:400] = float("nan")  # rows from 734 on see some
+    special[1, 350:400] = float("nan")
     finite, special = (values.view(98, 16, 1, 128) for values in (x.values, special))
     scale = x.scale.view(98, 16, 1) if per == "token" else x.scale
     table, lengths = torch.arange(98).int().view(2, 49), torch.tensor([784, 400]).int()
-    scales = {"k_scale": scale, "v_scale": scale.clone(), "q_scale": q.scale}
-    kv = wa.PagedKV(finite, finite.clone(), table, lengths, **scales)
+    kv = wa.PagedKV(finite, finite.clone(), table, lengths, k_scale=scale, v_scale=scale.clone(), q_scale=q.scale)
     call = Call(q.values, kv.k_pages, kv.v_pages, kv, wa.Causal(), backend="simulate:sm90")
     out = torch.full((2, 784, 1, 128), float("nan"), dtype=torch.bfloat16)
     first, step = list_launches(
         validate(call), Operands(q.values, kv.k_pages, kv.v_pages, out, None, None), kv, DEFAULT_OPTIONS
     )
 
-    def expected(values: torch.Tensor) -> torch.Tensor:
+    def expected(values):
         tail = {"mask": wa.Causal(), "out": torch.empty(out.shape), "backend": "reference"}
         return wa.attention_paged(q, replace(kv, v_pages=values, q_scale=None), **tail)
 
@@ -186,10 +185,10 @@ def test_it_needs_its_synchronisation(per):
             kv.v_pages.copy_(values)
             wa.sim.simulate(kernel(first), first.grid, first.args)  # a change may leave the tile counter anywhere
             out.fill_(0.0)
-            grid = dependent(step, (1,))
-            report = wa.sim.simulate(module, grid, step.args, schedule, step_limit=20_000, first_finding=True)
+            options = {"step_limit": 20_000, "first_finding": True}
+            report = wa.sim.simulate(module, dependent(step, (1,)), step.args, schedule, **options)
             if report.clean and not torch.allclose(out.float(), right, atol=2e-2, rtol=2e-2, equal_nan=True):
-                report.findings.append(Finding("AssertionFailed", "the output is wrong"))
+                report.findings.append(Finding("AssertionFailed", "wrong output"))
             if not report.clean:
                 break
         return report
