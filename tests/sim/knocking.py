@@ -20,6 +20,9 @@ SM90_PREFILL = [  # the dense kernel and those of lengths have these roles in co
     ("ttng.wait_barrier", "k_state = load_first_keys(ctx, k_state, tile, span)", FRESH),
 ]
 
+ALONE = ("ttng.wait_barrier", "rows.load(ctx, arriving, state, left.tile", "one warpgroup uses its slots one at a time")
+WIDENED = ("ttng.fence_async_shared", "queries = multiplied_queries(", "that of the keys follows before any product")
+
 
 def reviewed(redundant: Sequence[tuple[str, ...]]) -> Callable[[KnockOut], str | None]:
     """Finds why an operation can go, in rows of: operation, what stands in one of its lines of Python, why; and behind

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 import warpattn as wa
 from tests.drawn import drawn
-from tests.sim.knocking import SM90_PREFILL, knocked_out, reviewed
+from tests.sim.knocking import ALONE, SM90_PREFILL, WIDENED, knocked_out, reviewed
 from tests.sim.sm90.decode import built
 from tests.sim.sm90.lengths import kernel
 from tests.sim.sm90.prefill import error
@@ -24,6 +24,7 @@ from warpattn.problem import Call, validate
 from warpattn.problem.launch import DEFAULT_OPTIONS
 from warpattn.problem.operands import Operands
 from warpattn.runtime.simulate import dependent
+from warpattn.sim.memory.findings import Finding
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LENGTHS = (90, 60)
@@ -152,27 +153,47 @@ def test_scales_of_query_tokens_of_any_size():
     torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
 
 
+LIST = ("st.shared.b32", "poke(ctx.rings.left.index(wg), -1)", "there is no such warpgroup")
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("per", ["head", "token"])
 def test_it_needs_its_synchronisation(per):
-    """Queries are read whole before the first one is written, and seen by the tensor core."""
+    """Queries are read whole before the first one is written, and seen by the tensor core. With NaN in
+    the last values of a sequence both warpgroups compute tiles again."""
     torch.manual_seed(0)
     x = wa.quantize(torch.randn(2, 784, 1, 128), per=per)
     q = wa.quantize(torch.randn(2, 784, 1, 128), per=per)
-    pages = x.values.view(98, 16, 1, 128)
+    special = x.values.clone()
+    special[1, 350:400] = float("nan")
+    finite, special = (values.view(98, 16, 1, 128) for values in (x.values, special))
     scale = x.scale.view(98, 16, 1) if per == "token" else x.scale
     table, lengths = torch.arange(98).int().view(2, 49), torch.tensor([784, 400]).int()
-    kv = wa.PagedKV(pages, pages.clone(), table, lengths, k_scale=scale, v_scale=scale.clone(), q_scale=q.scale)
+    kv = wa.PagedKV(finite, finite.clone(), table, lengths, k_scale=scale, v_scale=scale.clone(), q_scale=q.scale)
     call = Call(q.values, kv.k_pages, kv.v_pages, kv, wa.Causal(), backend="simulate:sm90")
     out = torch.full((2, 784, 1, 128), float("nan"), dtype=torch.bfloat16)
     first, step = list_launches(
         validate(call), Operands(q.values, kv.k_pages, kv.v_pages, out, None, None), kv, DEFAULT_OPTIONS
     )
 
-    def once(module, schedule):
-        wa.sim.simulate(kernel(first), first.grid, first.args)  # a changed kernel may leave the tile counter anywhere
-        grid = dependent(step, (1,))
-        return wa.sim.simulate(module, grid, step.args, schedule=schedule, step_limit=20_000, first_finding=True)
+    def expected(values):
+        tail = {"mask": wa.Causal(), "out": torch.empty(out.shape), "backend": "reference"}
+        return wa.attention_paged(q, replace(kv, v_pages=values, q_scale=None), **tail)
 
-    results = knocked_out(built(step), once, reviewed([*SM90_PREFILL, FIRST]))
+    def once(module, schedule):
+        for values, right in rights:
+            kv.v_pages.copy_(values)
+            wa.sim.simulate(kernel(first), first.grid, first.args)  # a change may leave the tile counter anywhere
+            out.fill_(0.0)
+            options = {"step_limit": 20_000, "first_finding": True}
+            report = wa.sim.simulate(module, dependent(step, (1,)), step.args, schedule, **options)
+            if report.clean and not torch.allclose(out.float(), right, atol=2e-2, rtol=2e-2, equal_nan=True):
+                report.findings.append(Finding("AssertionFailed", "wrong output"))
+            if not report.clean:
+                break
+        return report
+
+    rights = [(values, expected(values)) for values in (finite, special)]
+    results = knocked_out(built(step), once, reviewed([*SM90_PREFILL, FIRST, ALONE, WIDENED, LIST]))
+    assert [found.noticed for found in results if found.op == LIST[0]] == [True, True, False, False]
     assert sum(found.noticed for found in results) > 0.8 * len(results)
