@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 from bench.engine import process, served_by_sglang
 from bench.engine.cases import CASES, MIXED, PREFILLS, Case, case_of, lengths_of
 from bench.engine.process import LONGEST, MODELS, Done, Kind, Weights, Work, serve
-from bench.measure.arguments import require_card, status
+from bench.measure.arguments import positive, require_card, status
 from bench.measure.record import save, start
 
 KINDS = {
@@ -48,6 +48,7 @@ DEFAULTS = {
     "sglang": {"models": "llama", "backends": "fa3,warpattn", "weights": "each"},
 }
 RECORDED = ("engine", "rounds", "graphs", "inductor", "captured", "step_tokens", "drafts", "weights")  # options
+OF_VLLM = ("profile", "inductor", "captured", "step_tokens", "drafts")  # options
 ENDED = "its process has ended"
 PROFILED = 12  # tokens of a profiled run
 WARM = (*((lengths,) * n for lengths, n in ((600, 128), (300, 3), (2500, 7))), (LONGEST // 2,))
@@ -81,16 +82,16 @@ def main() -> None:
     parser.add_argument("--case", action="append", type=case_of, help="[MODEL ]CASE, one or more; default: all")
     parser.add_argument("--graphs", default="FULL_DECODE_ONLY", help="vLLM's cudagraph_mode; for SGLang, too")
     parser.add_argument("--inductor", action="store_true", help="vLLM compiles the model, as it does by default")
-    parser.add_argument("--captured", type=int, default=128, help="tokens of the largest step that vLLM's graphs hold")
-    parser.add_argument("--step-tokens", type=int, default=8192, help="most of a step of vLLM's")
-    parser.add_argument("--drafts", type=int, default=0, help="tokens that n-grams draft in a step of vLLM's")
+    parser.add_argument("--captured", type=positive, default=128, help="tokens of the largest step in vLLM's graphs")
+    parser.add_argument("--step-tokens", type=positive, default=8192, help="most of a step of vLLM's")
+    parser.add_argument("--drafts", type=positive, default=0, help="tokens that n-grams draft in a step of vLLM's")
     parser.add_argument("--layers", type=int, default=0, help="instead of the model's")
-    parser.add_argument("--tokens", type=int, default=64, help="new tokens of a request")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--again", type=int, default=2, help="runs of decoding in a round")
+    parser.add_argument("--tokens", type=positive, default=64, help="new tokens of a request")
+    parser.add_argument("--rounds", type=positive, default=3)
+    parser.add_argument("--again", type=positive, default=2, help="runs of decoding in a round")
     parser.add_argument("--weights", choices=("one", "each"), help="memory of a model's weights")
     parser.add_argument("--profile", action="append", default=[], type=case_of, help="kernels of a case's decoding")
-    parser.add_argument("--cache-gib", type=int, default=20, help="of keys and values, each engine")
+    parser.add_argument("--cache-gib", type=positive, default=20, help="of keys and values, each engine")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin nothing after that many")
     parser.add_argument("--json", type=Path, help="write the record here")
     args = parser.parse_args()
@@ -126,8 +127,10 @@ def fill_in(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """What depends on the engine, where it is not given; an error where that engine has none."""
     for name, value in DEFAULTS[args.engine].items():
         setattr(args, name, getattr(args, name) or value)
-    if args.engine == "sglang" and (args.models != "llama" or args.weights != "each" or args.profile or args.drafts):
-        parser.error("--engine sglang takes --models llama and --weights each, and neither --profile nor --drafts")
+    vllm_only = [option for option in OF_VLLM if getattr(args, option) != parser.get_default(option)]
+    if args.engine == "sglang" and (args.models != "llama" or args.weights != "each" or vllm_only):
+        without = ", ".join(f"--{option.replace('_', '-')}" for option in OF_VLLM)
+        parser.error(f"--engine sglang takes --models llama and --weights each, and none of {without}")
 
 
 def started(args: argparse.Namespace) -> list[Engines]:

@@ -1,12 +1,14 @@
-"""The drafts of `bench.engine`, and what its record says of an engine."""
+"""The drafts of `bench.engine`, and options that only vLLM has."""
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from bench.engine import __main__ as engines
 from bench.engine.drafts import NGrams
 
 
@@ -27,3 +29,14 @@ def test_drafts_of_n_grams(text, drafts):
     row = np.array([*text, 0, 0, 0])
     lengths = np.array([len(text), len(text)])
     assert proposer.propose([[text[-1]], []], lengths, np.stack([row, row]), slot_mappings=None) == [drafts, []]
+
+
+@pytest.mark.parametrize("option", ["--captured 64", "--step-tokens 64", "--drafts 1", "--inductor", "--profile mixed"])
+def test_sglang_has_no_options_of_vllm(option, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench.engine", "--engine", "sglang", *option.split()])
+    with pytest.raises(SystemExit):
+        engines.main()
+    assert f"and none of {', '.join(f'--{name}' for name in VLLM)}" in capsys.readouterr().err
+
+
+VLLM = ("profile", "inductor", "captured", "step-tokens", "drafts")
