@@ -26,6 +26,7 @@ class PlanOptions:
 
 
 DEFAULT_OPTIONS = PlanOptions()
+MOST_DECODED = 16  # queries of a sequence that Hopper's decode kernel takes
 BUILT_IN = "built-in"  # candidate: what the plan chooses by itself
 INVARIANT = "one part, so that a sequence's sums are in the same order whatever else is in the batch"
 EARLY = "PDL: its CTAs may start before the preceding kernel ends"

@@ -21,7 +21,7 @@ _TREES = "tree_manager_containers"  # where torch._inductor.cudagraph_trees keep
 
 def is_captured(device: torch.device) -> bool:
     """Whether torch's current stream of a device is being captured."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return device.type == "cuda" and cuda.is_capturing()
 
 
 def graph_owns_memory(device: int) -> bool:

@@ -21,12 +21,12 @@ from warpattn.inputs import is_tensor, kind_of
 from warpattn.masks import Mask
 from warpattn.masks.base import in_order
 from warpattn.problem import Call
-from warpattn.problem.launch import PlanOptions
+from warpattn.problem.launch import MOST_DECODED, PlanOptions
 from warpattn.problem.memory import overlap, overwrite, writing
 from warpattn.problem.operands import ALIGNMENT
 from warpattn.quantized import Quantized, result_dtype
 from warpattn.runtime.bound_launches import BoundLaunches
-from warpattn.runtime.captures import outside_captures
+from warpattn.runtime.captures import outside_captures, used_here
 from warpattn.scores import Score
 from warpattn.sequences import PagedKV, PagedRagged, Ragged, Sequence
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery
@@ -36,7 +36,6 @@ from warpattn.serving.plans import Result, ServingPlan, with_query_parts
 
 # Parameters that hold the number of sequences, in the kernels of Hopper, Blackwell and CDNA and in combining kernels.
 BATCHES = ("shape.batch", "sequence_args.batch", "indices.batch", "again.indices.batch", "only.batch")
-MOST_DECODED = 16  # queries of a sequence
 
 
 class StepPlan(ServingPlan):
@@ -104,7 +103,9 @@ class StepPlan(ServingPlan):
         """Offsets in the plan's own memory, see `update`."""
         _, seq = self._like_own
         with outside_captures(seq.cu_q.device):
-            return replace(seq, cu_q=torch.zeros_like(seq.cu_q))
+            offsets = torch.zeros_like(seq.cu_q)
+        used_here(offsets)
+        return replace(seq, cu_q=offsets)
 
     @cached_property
     def kv(self) -> PagedKV:
@@ -112,6 +113,7 @@ class StepPlan(ServingPlan):
         kv, _ = self._like_own
         with outside_captures(kv.lengths.device):
             table, lengths = torch.zeros_like(kv.block_table), torch.zeros_like(kv.lengths)
+        used_here(table, lengths)
         return kv.with_fields(block_table=table, lengths=lengths)
 
     def _bind(self, call: Call, *others: Any) -> BoundLaunches:

@@ -26,7 +26,7 @@ from warpattn.language.traced import whole
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import RUNS, TARGETS
 from warpattn.problem.backends import LIMITS, chip_of
-from warpattn.problem.launch import Launch, PlanOptions
+from warpattn.problem.launch import MOST_DECODED, Launch, PlanOptions
 from warpattn.problem.memory import COPIED_BYTES
 from warpattn.problem.operands import Operands, fitted
 from warpattn.runtime import compiler, compilers, kernel_cache
@@ -34,7 +34,6 @@ from warpattn.runtime.launches import list_launches
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
 from warpattn.sequences.latent import LatentPages
 from warpattn.serving.layers import EightBitCache, LargestStep, Layer, layers_of, read_config, with_cache
-from warpattn.serving.step_plan import MOST_DECODED
 
 
 @dataclass(frozen=True)

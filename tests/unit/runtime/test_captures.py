@@ -32,7 +32,7 @@ def said(monkeypatch):
         yield
         notes.append(f"end of {word}")
 
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(cuda, "is_capturing", lambda: True)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: noted("beside"))
     monkeypatch.setattr(cuda, "relaxed_captures", lambda: noted("relaxed"))
@@ -56,7 +56,7 @@ def test_amd_cards_have_the_mode_of_their_own_driver(said, monkeypatch):
 def test_without_a_capture_nothing_changes(said, monkeypatch):
     with captures.outside_captures(torch.device("cpu")):
         pass
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(cuda, "is_capturing", lambda: False)
     with captures.outside_captures(CARD):
         pass
     captures.used_here(torch.zeros(1), None)

@@ -12,14 +12,14 @@ from warpattn.language.nodes import Reads
 from warpattn.problem import Problem, is_latent
 from warpattn.problem.arch import Arch
 from warpattn.problem.element import Element
-from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY, EARLY_AND_WAITS, Choice, PlanOptions
+from warpattn.problem.launch import DEFAULT_OPTIONS, EARLY, EARLY_AND_WAITS, MOST_DECODED, Choice, PlanOptions
 from warpattn.problem.scales import eight_bit_of
 
 from ..operand_format import OperandFormat
 from ..prefill.config import CONSUMER_ROWS, MOST_VALUES, SMEM_LIMIT, pad_dim
 from .config import LEAST_BOX, REGISTERS, DecodeConfig, LengthSums, Overlap, Schedule, StreamConfig, SwapAB
 
-MAX_TOKENS = 16
+MAX_TOKENS = MOST_DECODED
 MANY_KEYS = 512  # with fewer dense keys the prefill kernel is faster
 SM_SMEM = 233_472  # bytes: 228 KiB an SM, of which every resident CTA reserves 1 KiB
 SLACK = 520  # bytes the compiler adds: alignment of barriers, scratch of reductions (516 at 512 columns)
