@@ -122,6 +122,40 @@ def test_layers_behind_appends_in_a_graph(bound):
         assert torch.equal(outs, alone)
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_layers_of_a_step_share_lists(copied):
+    """Eager and in a graph whose steps change: the bits of layers that make lists of their own."""
+    q, kv, seq = step((1,) * 20 + (1500, 200), (5000,) * 22)
+    layers = [PagedKV(*cache([5000] * 22)[0], kv.block_table, kv.lengths) for _ in range(3)]
+    workspace = torch.empty(2**28, dtype=torch.uint8, device="cuda") if copied else None
+    plan = wa.StepPlan(q, kv, seq, mask=Causal(), workspace=workspace)
+    assert plan.copied_queries == (1024 if copied else None)
+    outs = torch.full((3, *q.shape), torch.nan, device="cuda").bfloat16()
+
+    def attend(of):
+        for pages, out in zip(layers, outs, strict=True):
+            plan(q, plan.kv.with_fields(k_pages=pages.k_pages, v_pages=pages.v_pages), plan.seq, out, step=of)
+
+    attend(None)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        attend(object())
+    for queries, keys in (*STEPS.values(), ((1500, 1, 90), (5000, 40, 90))):  # the last one's keys are copied
+        most = min(len(queries), 22)
+        cu_q = torch.tensor([0, *torch.tensor(queries[:most]).cumsum(0).tolist()], dtype=torch.int32)
+        lengths = torch.tensor(keys[:most], dtype=torch.int32).clamp(max=5000)
+        plan.update(cu_q, lengths, kv.block_table[:most])
+        found = []
+        for run in (lambda: attend(None), lambda: attend(object()), graph.replay):
+            outs.fill_(torch.nan)
+            run()
+            found.append(outs.clone())
+        rows = int(cu_q[-1])
+        alone, *shared = (out[:, :rows] for out in found)
+        assert alone.isfinite().all() and found[0][:, rows:].isnan().all()
+        assert all(torch.equal(alone, out) for out in shared)
+
+
 @pytest.mark.parametrize("rotated", [False, True])
 @pytest.mark.parametrize("tokens", [1, 40, 3000])
 def test_slots(tokens, rotated):

@@ -70,8 +70,9 @@ class StepPlans:
         seq: Ragged,
         out: Tensor,
         sinks: Tensor | None,
+        step: object = None,
     ) -> None:
-        """Attend a step and write to `out`."""
+        """Attend a step and write to `out`; `step` as for a call of `StepPlan`."""
         rows, rotary = parted(q)
         bound = self.bound_of(seq)
         tokens, requests = rounded(len(rows)), rounded(len(kv.lengths))
@@ -81,7 +82,7 @@ class StepPlans:
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans[key] = self._make(layer, q, kv, (tokens, requests, bound), sinks)
-        plan(q, kv, seq, out, sinks)
+        plan(q, kv, seq, out, sinks, step=step)
 
     def _make(
         self, layer: LayerModifiers, q: Tensor | LatentQuery, kv: PagedKV, sizes: tuple[int, int, int | None],

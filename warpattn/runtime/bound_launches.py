@@ -115,7 +115,7 @@ class BoundLaunch:
         if launch.together > 1:
             _check_together(launch, processors(device))
         self.kernel = kernel = load(launch, device)
-        self.name = launch.name
+        self.name, self.per_step = launch.name, launch.per_step
         self.arguments = [argument(launch.args, parameter.name) for parameter in kernel.parameters]
         driver = driver_of(launch.arch)
         self._memory = driver.Parameters(kernel.kinds)

@@ -12,7 +12,7 @@ CPU a plan runs the reference.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -42,7 +42,6 @@ from warpattn.serving.operators import break_graph
 
 Result = Tensor | tuple[Tensor, Tensor]
 Pair = tuple[Tensor | Quantized, Tensor | Quantized]
-
 
 # What must stay the same of a tensor from step to step: shape (without the rows if they vary), strides, dtype, device,
 # whether rows vary. A plain tuple, because every step runs `_check`, and named tuples are unpacked more slowly.
@@ -171,9 +170,10 @@ class ServingPlan:
                 raise AttentionError(f"the call cannot be planned: {error}; {rule}") from error
 
     def _run(
-        self, tensors: tuple[Tensor, ...], sequence: Sequence, out: Tensor | None, sinks: Tensor | None = None
-    ) -> Result:
-        """Run one step on (q, k, v, indices …); `sinks` replaces the plan's."""
+        self, tensors: tuple[Tensor, ...], sequence: Sequence, out: Tensor | None, sinks: Tensor | None = None,
+        prepare: Callable[[BoundLaunches], None] | None = None,
+    ) -> Result:  # fmt: skip
+        """Run one step on (q, k, v, indices …); `sinks` replaces the plan's, `prepare` gets checked launches ready."""
         break_graph()
         _check(self._names, tensors, self._like)
         q, k, v, *indices = tensors
@@ -205,6 +205,8 @@ class ServingPlan:
         if self._latent and k_at != v_at:
             rule = "in latent attention values are the first columns of the keys"
             raise AttentionError(f"keys start at {k_at}, values at {v_at}; {rule}")
+        if prepare is not None:
+            prepare(self._bound)
         at = (q_at, k_at, v_at, out_at, self._lse_at, sinks_at, *[x.data_ptr() for x in indices])
         if cuda.current_device() == self._bound.device:
             self._bound(at, self._values)

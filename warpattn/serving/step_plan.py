@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery
 from warpattn.sequences.ragged import bounded, check_bounds, promised
 from warpattn.serving.operators import break_graph
 from warpattn.serving.plans import Result, ServingPlan, with_query_parts
+from warpattn.serving.step_lists import StepLists, occasion
 
 # Parameters that hold the number of sequences, in the kernels of Hopper, Blackwell and CDNA and in combining kernels.
 BATCHES = ("shape.batch", "sequence_args.batch", "indices.batch", "again.indices.batch", "only.batch")
@@ -119,31 +120,50 @@ class StepPlan(ServingPlan):
     def _bind(self, call: Call, *others: Any) -> BoundLaunches:
         bound = super()._bind(call, *others)
         self._batch = [cell for name in BATCHES for cell in bound.cells(name)]
-        names = [launch.name for launch in bound.each]
+        names, after = [launch.name for launch in bound.each], 0
         if "sm90.places" in names:
             after = max(i for i, name in enumerate(names) if name == "sm90.order")  # begins the prefill over pages
-            self._launched = {True: bound.calls, False: bound.calls[after:]}  # by whether keys are copied
             (least,), self._copied = bound.cells("shape.least"), bound.each[after].cell("only.copied")
             self.copied_queries = least.value
+        self._launched = {  # by whether keys are copied, and whether the lists serve
+            (first == 0, listed): [launch.call for launch in bound.each[first:] if not (listed and launch.per_step)]
+            for first in (0, after) for listed in (False, True)
+        }  # fmt: skip
+        self._lists = StepLists() if any(launch.per_step for launch in bound.each) else None
         return bound
 
-    def _with_copies(self, bound: BoundLaunches, seq: Ragged) -> None:
-        """Leave out what concerns copies of keys in a step whose sequences have too few queries for them. The prefill
-        over pages then attends for all sequences, so a `max_q` that is too low does no harm."""
-        copied = not isinstance(seq.max_q, int) or seq.max_q >= (self.copied_queries or 0)
-        bound.calls = self._launched[copied]
-        self._copied.value = -1 if copied else 0
+    def _choose_launches(self, kv: PagedKV, seq: Ragged, step: object, bound: BoundLaunches) -> None:
+        """Write the number of sequences. Leave out what makes lists that the step has already, and what concerns copies
+        of keys in a step whose sequences have too few queries for them. The prefill over pages then attends for all
+        sequences, so a `max_q` that is too low does no harm."""
+        for cell in self._batch:
+            cell.value = len(kv.lengths)
+        least = self.copied_queries
+        copied = least is None or not isinstance(seq.max_q, int) or seq.max_q >= least
+        if least is not None:
+            self._copied.value = -1 if copied else 0
+        listed = False
+        if self._lists is not None:
+            listed = self._lists.serve(occasion(step, bound.device, kv, seq, copied), kv.k_pages)
+        bound.calls = self._launched[copied, listed]
 
     def __call__(
         self, q: Tensor | Quantized | LatentQuery, kv: PagedKV, seq: Ragged, out: Tensor | None = None,
-        sinks: Tensor | None = None,
+        sinks: Tensor | None = None, *, step: object = None,
     ) -> Result:  # fmt: skip
         """Return out (total_q, Hq, Dv), the given one or a new one; `sinks` replaces the plan's.
 
         q has at most the plan's rows, kv and seq at most its sequences; rows after cu_q[-1] are padding and not
         written. A `seq.max_q` below `copied_queries` saves launches. Pages, strides and dtypes must be the plan's; an
         AttentionError names the first tensor that differs.
+
+        step: any object that stands for this step, such as an engine's metadata. Layers that give the same object, one
+        after the other, share the lists that Hopper's prefill attends by: only the first of them launches what makes
+        these. You promise that between these calls `cu_q` and `kv.lengths` do not change, and no CUDA graph with calls
+        of this plan is replayed; if the promise is broken, results are silently wrong. A layer whose pages were
+        attended before begins a step anew, and so does another stream or the capture of a CUDA graph.
         """
+        break_graph()
         if not isinstance(kv, PagedKV) or not isinstance(seq, Ragged):
             raise AttentionError("a StepPlan takes a PagedKV and a Ragged(cu_q)")
         if isinstance(q, WITH_PARTS):
@@ -163,13 +183,16 @@ class StepPlan(ServingPlan):
             raise AttentionError(f"{what}; {rule}")
         if self._bounds:
             check_bounds(seq, self._bounds)
-        if self._bound is not None:
-            for cell in self._batch:
-                cell.value = batch
-            if self.copied_queries is not None:
-                self._with_copies(self._bound, seq)
         tensors = (q, kv.k_pages, kv.v_pages, seq.cu_q, *kv.indices().values())
-        return self._run(tensors, PagedRagged(kv, seq), out, sinks)
+        try:
+            return self._run(tensors, PagedRagged(kv, seq), out, sinks, partial(self._choose_launches, kv, seq, step))
+        except BaseException:
+            self._forget_lists()  # perhaps nothing was launched
+            raise
+
+    def _forget_lists(self) -> None:
+        if self._bound is not None and self._lists is not None:
+            self._lists.forget()
 
     def _refer(self, qkv: tuple[Tensor, ...], sequence: Sequence, tail: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Without the rows of padding, which the reference does not take, and with the plan's bound."""
@@ -184,6 +207,7 @@ class StepPlan(ServingPlan):
         """Copy a step's indices, int32 on any device, into `plan.seq` and `plan.kv`; the plan's other sequences get no
         queries. On a card nothing is allocated and nothing read back; host tensors should be pinned."""
         break_graph()
+        self._forget_lists()
         rules = Rules()
         named = {"cu_q": (cu_q, ("offsets",)), "lengths": (lengths, ("batch",)),
                  "block_table": (block_table, ("batch", "max_pages"))}  # fmt: skip

@@ -1,7 +1,7 @@
 """Draws the README's first chart, tokens per second in vLLM, and writes the rows of the pages of vLLM and SGLang.
 
-All are from the records of `python -m bench.engine`; where two of a card have a case, the later one counts. The chart
-shows the first card, the pages have rows of each.
+All are from the records of `python -m bench.engine`; where two of a table have a case, the later one counts. The chart
+shows the first table, the pages have all.
 """
 
 from __future__ import annotations
@@ -19,31 +19,43 @@ FOLDER = HERE.parents[2] / "bench" / "results"
 PAGES = HERE.parents[2] / "docs" / "integrations"
 START, END = "<!-- engine: `make docs` writes these rows -->\n\n", "<!-- end of engine -->"
 MODELS = {"llama": "Llama 3 8B", "gpt-oss": "gpt-oss", "latent": "latent"}
-CHARTED = "H200"
+
+
+class Records(NamedTuple):
+    """The records of a table."""
+
+    title: str
+    folder: str  # of the card
+    names: tuple[str, ...]
 
 
 class Engine(NamedTuple):
-    """Its page, its names for FlashAttention 3 and for warpattn, and the records of each card."""
+    """Its page, its names for FlashAttention 3 and for warpattn, and the records of its tables."""
 
     page: Path
     peer: str
     own: str
-    records: dict[str, tuple[str, ...]]
+    tables: tuple[Records, ...]
 
 
 VLLM = Engine(
     PAGES / "vllm.md", "FLASH_ATTN", "WARPATTN",
-    {
-        CHARTED: (
-            "2026-11-27-engine.json", "2026-11-27-engine-gpt-oss.json", "2026-11-27-engine-latent.json",
-            "2026-11-28-engine.json",
-        ),
-        "H100": ("2026-11-26-engine.json", "2026-11-26-engine-latent.json"),
-    },
+    (
+        Records("One H200", "h200", (
+            "2026-11-29-engine.json", "2026-11-29-engine-gpt-oss-128.json", "2026-11-27-engine-latent.json",
+        )),
+        Records("One H200, graphs of all steps (`FULL`), steps of 1,024 tokens", "h200", (
+            "2026-11-29-engine-full.json",
+        )),
+        Records("The same with drafts of 3 tokens from n-grams, first runner", "h200", (
+            "2026-11-29-engine-drafts.json",
+        )),
+        Records("One H100", "h100", ("2026-11-26-engine.json", "2026-11-26-engine-latent.json")),
+    ),
 )  # fmt: skip
 SGLANG = Engine(
     PAGES / "sglang.md", "fa3", "warpattn",
-    {CHARTED: ("2026-11-28-engine-sglang-128.json", "2026-11-28-engine-sglang.json")},
+    (Records("One H200", "h200", ("2026-11-28-engine-sglang-128.json", "2026-11-28-engine-sglang.json")),),
 )  # fmt: skip
 PEER, OWN = "FlashAttention 3", "warpattn"
 COLOURS = {OWN: RED, PEER: DARK}
@@ -52,30 +64,31 @@ KINDS = {
     "tokens/s": "Prompts in chunks beside decoding requests: tokens per second",
     "s of prefill": "Prompts: tokens per second",
 }
+TIMES = ("ms a token", "ms a step")  # of decoding; a step with drafts gives a request several tokens
 
 
 class Row(NamedTuple):
     """A figure of a case: tokens per second of each backend, and the median ratio of the times, ours over theirs."""
 
     title: str
-    kind: str  # of KINDS
+    kind: str  # of KINDS, or of TIMES
     figures: dict[str, float]  # of PEER and OWN, as recorded
     tokens: dict[str, float]  # per second
     ratio: float  # of the times
 
 
-def read(engine: Engine, card: str) -> list[dict[str, Any]]:
-    """The records of a card."""
-    return [json.loads((FOLDER / card.lower() / name).read_text()) for name in engine.records[card]]
+def read(records: Records) -> list[dict[str, Any]]:
+    """The records of a table."""
+    return [json.loads((FOLDER / records.folder / name).read_text()) for name in records.names]
 
 
-def rows(engine: Engine, card: str) -> list[Row]:
+def rows(engine: Engine, records: Records) -> list[Row]:
     """Every figure of the records, decoding first, Llama first."""
     cases: dict[str, Any] = {}
-    for record in read(engine, card):
+    for record in read(records):
         cases |= record["cases"]
     found = []
-    for kind in KINDS:
+    for kind in dict.fromkeys((*TIMES, *KINDS)):
         for model, shown in MODELS.items():
             for case, (requests, length) in (CASES | {"mixed": (0, 0)}).items():
                 found_by = cases.get(f"{model} {case}", {engine.peer: {}, engine.own: {}})
@@ -86,28 +99,28 @@ def rows(engine: Engine, card: str) -> list[Row]:
                 if kind == "tokens/s":
                     tokens, ratio = figures, 1 / ratio
                 else:
-                    work = 1000 * requests if kind == "ms a token" else requests * length
+                    work = 1000 * requests if kind in TIMES else requests * length
                     tokens = {backend: work / figure for backend, figure in figures.items()}
                 title = f"{shown}, {case.replace(' x ', ' × ')}"
                 found.append(Row(title, kind, figures, tokens, ratio))
     return found
 
 
-def table(engine: Engine, card: str) -> str:
+def table(engine: Engine, records: Records) -> str:
     """The rows as Markdown, with the commands and the date."""
     lines = ["| model, requests × prompt | | FlashAttention 3 | warpattn | time, ours over theirs |", "|---" * 5 + "|"]
-    for row in rows(engine, card):
+    for row in rows(engine, records):
         shown = ",.0f" if row.kind == "tokens/s" else ".4g"
         figures = " | ".join(f"{row.figures[backend]:{shown}}" for backend in (PEER, OWN))
         lines.append(f"| {row.title} | {row.kind} | {figures} | {row.ratio:.3f} |")
-    commands = [f"`{record['command']}`, {record['date'][:10]}" for record in read(engine, card)]
+    commands = [f"`{record['command']}`, {record['date'][:10]}" for record in read(records)]
     return "\n".join([*lines, "", "; ".join(commands) + "."]) + "\n"
 
 
 def in_page(text: str, engine: Engine) -> str:
-    """The engine's page with the rows of each card's records."""
+    """The engine's page with its tables."""
     head, start, rest = text.partition(START)
-    tables = [f"One {card}:\n\n{table(engine, card)}\n" for card in engine.records]
+    tables = [f"{records.title}:\n\n{table(engine, records)}\n" for records in engine.tables]
     return head + start + "".join(tables) + rest[rest.index(END) :]
 
 
@@ -117,7 +130,7 @@ def chart(engine: Engine) -> str:
     for kind, title in KINDS.items():
         parts.append(words(10, y, title, 16))
         y += 14
-        for row in (row for row in rows(engine, CHARTED) if row.kind == kind):
+        for row in (row for row in rows(engine, engine.tables[0]) if row.kind == kind):
             most = max(row.tokens.values())
             parts.append(words(left - 12, y + 23, row.title, 13, anchor="end"))
             for backend, value in row.tokens.items():

@@ -23,20 +23,20 @@ if kind == "pages":
     table, lengths = torch.arange(512, device="cuda").int().view(2, 256), torch.tensor([4000, 900], device="cuda").int()
     kv = wa.PagedKV(*pages, table, lengths)
 
-    def attend(q, **options):
-        return wa.attention_paged(q, kv, mask=wa.Causal(), **options)
+    def attend(q, *_):
+        return wa.attention_paged(q, kv, mask=wa.Causal())
 else:
-    k, v = torch.randn(2, 2, max(rows, 4096), 2, 128, device="cuda").bfloat16()
+    kv = torch.randn(2, 2, max(rows, 4096), 2, 128, device="cuda").bfloat16()
 
-    def attend(q, **options):
-        return wa.attention(q, k, v, mask=wa.Causal(), **options)
+    def attend(q, kv=kv, backend="auto"):
+        return wa.attention(q, *kv, mask=wa.Causal(), backend=backend)
 
 compiled = torch.compile(lambda q: 2 * attend(q), fullgraph=True, mode="reduce-overhead")
 for _ in range(5):  # run once, recorded, replayed
     torch.compiler.cudagraph_mark_step_begin()
     out = compiled(q).clone()
     eager = 2 * attend(q)  # beside it, on the usual stream
-    expected = 2 * attend(q.float(), backend="reference") if kind != "pages" else eager.float()
+    expected = 2 * attend(q.float(), kv.float(), "reference") if kind != "pages" else eager.float()
     assert torch.equal(out, eager), (out - eager).abs().max()
     assert (out.float() - expected).abs().max() < 0.05
     q.normal_()

@@ -259,6 +259,31 @@ def test_layers_of_another_group_have_other_pages(vllm):
     assert other.block_table is table and other.slot_mapping is slots and other.plans is metadata.plans
 
 
+@pytest.mark.parametrize("method", [None, "ngram", "custom_class", "eagle", "draft_model", "mtp", "not known yet"])
+def test_layers_of_a_step_share_lists(vllm, method):
+    """Unless a model drafts: it may change lengths in place between passes over its layers."""
+    speculation = None if method is None else SimpleNamespace(method=method, num_speculative_tokens=3)
+    batch, q, *_ = vllm_double.Engine(SHAPE).step({"a": 9})
+    builder = vllm.WarpattnMetadataBuilder(None, [], SimpleNamespace(speculative_config=speculation), q.device)
+    first, second = builder.build(0, batch), builder.build(0, batch)
+    if method in (None, "ngram", "custom_class"):
+        assert first.lists is not None and first.lists is not second.lists
+        assert builder.update_block_table(first, None, None).lists is first.lists
+    else:
+        assert first.lists is None
+
+
+def test_a_layer_hands_its_step_on(vllm, monkeypatch):
+    given = []
+    monkeypatch.setattr(StepPlans, "attend", lambda self, *arguments: given.append(arguments[-1]))
+    batch, q, *_ = vllm_double.Engine(SHAPE).step({"a": 9})
+    step = vllm.WarpattnMetadataBuilder(None, [], None, q.device).build(0, batch)
+    impl, engine = make(vllm), vllm_double.Engine(SHAPE)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    impl._ragged(step, impl.modifiers, q, impl._cache(None, engine.cache), torch.empty_like(q))
+    assert given == [step.lists]
+
+
 @pytest.mark.parametrize(
     ("new", "of_decode", "longest"),
     [({"a": 1, "b": 1}, 1, 2), ({"a": 2, "b": 3}, 5, 5), ({"a": 9}, 9, 9)],

@@ -134,7 +134,7 @@ class WarpattnImpl(AttentionImpl[WarpattnMetadata]):
         seq = Ragged(step.query_start_loc, max_q=step.max_query_len)
         q, out = query[:tokens], out[:tokens]
         if q.is_cuda:
-            step.plans.attend(modifiers, q, pages, seq, out, self.sinks)
+            step.plans.attend(modifiers, q, pages, seq, out, self.sinks, step.lists)
         else:
             attention_paged(q, pages, seq, out=out, sinks=self.sinks, **modifiers.tail(q.device))
 

@@ -14,6 +14,8 @@ from warpattn.errors import AttentionError
 from warpattn.integrations.step_plans import StepPlans
 from warpattn.integrations.vllm.images import ImageRanges, ranges_of
 
+FROM_TEXT = ("ngram", "ngram_gpu", "suffix", "custom_class")  # methods of drafts without attention
+
 
 @dataclass
 class WarpattnMetadata(AttentionMetadata):
@@ -28,6 +30,7 @@ class WarpattnMetadata(AttentionMetadata):
     plans: StepPlans
     fresh: bool  # no request has context: k and v are all keys and values
     causal: bool
+    lists: object = None  # layers with the same one share a plan's lists, see `StepPlan`; None: each makes its own
     # vLLM's names (0.32, 0.26): its Gemma 4 takes the ranges from layers without a window by setting them to None.
     mm_prefix_query_range_tensor: ImageRanges | None = None
     mm_prefix_range_tensor: ImageRanges | None = None
@@ -54,6 +57,8 @@ class WarpattnMetadataBuilder(AttentionMetadataBuilder[WarpattnMetadata]):
         self.batch_invariant = bool(envs.VLLM_BATCH_INVARIANT)
         self.compilation = getattr(vllm_config, "compilation_config", None)
         self.plans = StepPlans(1 + drafted_tokens(vllm_config), batch_invariant=self.batch_invariant)
+        # A model that drafts may change lengths in place between passes over its layers, so these share no lists.
+        self.one_pass = not drafts_by_model(vllm_config)
         self._images: ImageRanges | None = None
 
     @classmethod
@@ -84,6 +89,7 @@ class WarpattnMetadataBuilder(AttentionMetadataBuilder[WarpattnMetadata]):
             plans=self.plans,
             fresh=not self.batch_invariant and is_fresh(common),
             causal=bool(common.causal),
+            lists=object() if self.one_pass else None,
             mm_prefix_query_range_tensor=images,
             mm_prefix_range_tensor=images,
         )
@@ -118,6 +124,12 @@ def drafted_tokens(vllm_config: Any) -> int:
     """Return the most speculative tokens of a request, 0 without speculation."""
     speculation = getattr(vllm_config, "speculative_config", None)
     return getattr(speculation, "num_speculative_tokens", None) or 0
+
+
+def drafts_by_model(vllm_config: Any) -> bool:
+    """Return whether a model with attention of its own may draft tokens."""
+    speculation = getattr(vllm_config, "speculative_config", None)
+    return speculation is not None and getattr(speculation, "method", None) not in FROM_TEXT
 
 
 def is_fresh(common: Any) -> bool:

@@ -206,3 +206,20 @@ def test_hidden_values_reach_no_row() -> None:
     expected = expected_of(q, step, mask=wa.Causal())
     assert expected[:190].isfinite().all() and expected[190:300].isnan().all()
     torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2, equal_nan=True)
+
+
+@pytest.mark.parametrize("places", [0, 2])
+def test_further_layers_of_a_step_read_the_same_lists(places: int) -> None:
+    """Kernels leave lists and counters as the next layer needs them."""
+    q, step = a_step(((140, 150), (1, 40), (20, 60)))
+    out = poisoned(q.shape, q.dtype)
+    launches = launches_of(q, step, out, places, mask=wa.Causal())
+    layer = tuple(launch for launch in launches if not launch.per_step)
+    kinds = {launch.name for launch in launches if launch.per_step}
+    assert kinds == {"sm90.order"} | ({"sm90.places"} if places else set())
+    run(launches)
+    for x in (q, step.kv.k_pages.view(torch.uint8), step.kv.v_pages.view(torch.uint8)):
+        x.copy_(x.flip(0))  # another layer
+    out.fill_(torch.nan)
+    run(layer)
+    torch.testing.assert_close(out, expected_of(q, step, mask=wa.Causal()), atol=2e-2, rtol=2e-2)

@@ -39,9 +39,16 @@ def workspace_bytes(problem: Problem, options: PlanOptions) -> int:
     if options.workspace is None:
         size = min(place * places(problem), COPIED_BYTES) if _pays(problem, options) else 0
     else:
-        most = min(problem.seq_q, problem.max_q or problem.seq_q)
-        size = options.workspace.nbytes if may_copy(problem, options) and most >= least_queries(problem) else 0
+        size = options.workspace.nbytes if may_copy(problem, options) and _may_pay(problem) else 0
     return size if size >= place else 0
+
+
+def _may_pay(problem: Problem) -> bool:
+    """Whether enough queries of some sequence of a step could see each key: the rule of copies/places.py for the
+    longest prompt over a full cache."""
+    queries, least = min(problem.seq_q, problem.max_q or problem.seq_q), least_queries(problem)
+    keys = max(queries, problem.seq_k)
+    return queries * (2 * keys - queries) >= 2 * keys * least if is_masked(problem) else queries >= least
 
 
 def _pays(problem: Problem, options: PlanOptions) -> bool:

@@ -158,4 +158,4 @@ def _places_launch(checked: CheckedCall, sequence: PagedRagged, lists: PlaceList
         return places_source(args, masked)
 
     grid = (-(-shape.capacity // PLACES_OF_PROGRAM),)
-    return Launch("sm90.places", "sm90", (masked,), source, compile_options(), grid, args, pdl=True)
+    return Launch("sm90.places", "sm90", (masked,), source, compile_options(), grid, args, pdl=True, per_step=True)

@@ -78,7 +78,7 @@ def order_launch(
 
     grid = (max(1, -(-candidates // PROGRAM_BLOCKS)),)
     key, options = (order_tiles, mask.key), compile_options(ORDER_WARPS)
-    return Launch("sm90.order", "sm90", key, source, options, grid, args, pdl=True)
+    return Launch("sm90.order", "sm90", key, source, options, grid, args, pdl=True, per_step=True)
 
 
 def attention_launch(
