@@ -198,12 +198,13 @@ def test_large_scores(score):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("case", "two"), [
-    (Case(256, 900, heads=1, heads_kv=1), True),
-    (Case(256, 2500, heads=1, heads_kv=1, dim=64), True),
-    (Case(100, 2900, heads=1, heads_kv=1, mask=None), False),
+@pytest.mark.parametrize(("case", "two", "unneeded"), [
+    (Case(256, 900, heads=1, heads_kv=1), True, 9),  # K in two chunks, two waits more: a slot is free at first, or both are at once
+    (Case(256, 2500, heads=1, heads_kv=1, dim=64), True, 7),
+    (Case(100, 2900, heads=1, heads_kv=1, mask=None), False, 6),
 ])  # fmt: skip
-def test_it_needs_its_synchronisation(case, two):
+def test_it_needs_its_synchronisation(case, two, unneeded):
+    """Just the reviewed operations go unnoticed, `unneeded` of them beside fences."""
     q, k, v = operands(case)
     grown = quantize(k.dequantized() * (20 - torch.arange(case.keys).view(1, -1, 1, 1) / case.keys), scale=k.scale)
     given = (q, replace(k, values=grown.values), v)
@@ -222,7 +223,7 @@ def test_it_needs_its_synchronisation(case, two):
     kernel = to_ttgir(step.source(), triton_target("sm100"), dict(step.options))
     results = knocked_out(kernel, once, reviewed([*(TWO_TILES if two else ONE_TILE), CHUNKS]))
     modelled = [found for found in results if "fence" not in found.op]
-    assert sum(found.noticed for found in modelled) >= len(modelled) - 8
+    assert sum(not found.noticed for found in modelled) == unneeded
 
 
 REFUSED = [
