@@ -239,8 +239,9 @@ def test_it_needs_its_synchronisation(two, per):
 
     kernel = to_ttgir(step.source(), triton_target("sm100"), dict(step.options))
     results = knocked_out(kernel, once, reviewed(REDUNDANT[two]))
-    modelled = [found for found in results if "fence" not in found.op]
-    assert sum(found.noticed for found in modelled) >= len(modelled) - 9, "each of the others has a reason above"
+    unnoticed = [found for found in results if "fence" not in found.op and not found.noticed]
+    # Each has a reason above. One query tile has two loads before its loops, whose slots are free, in two roles.
+    assert len(unnoticed) == (9 if two else 11)
 
 
 def test_what_the_kernels_do_not_take():

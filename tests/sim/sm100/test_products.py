@@ -199,7 +199,7 @@ def test_large_scores(score):
 
 @pytest.mark.full
 @pytest.mark.parametrize(("case", "two", "unneeded"), [
-    (Case(256, 900, heads=1, heads_kv=1), True, 9),  # K in two chunks, two waits more: a slot is free at first, or both are at once
+    (Case(256, 900, heads=1, heads_kv=1), True, 9),  # two chunks of K: a slot is free at first, or both are at once
     (Case(256, 2500, heads=1, heads_kv=1, dim=64), True, 7),
     (Case(100, 2900, heads=1, heads_kv=1, mask=None), False, 6),
 ])  # fmt: skip

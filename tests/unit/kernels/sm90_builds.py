@@ -35,8 +35,8 @@ def chosen(
     return choose(problem, ARCHS["sm90"], PlanOptions(batch_invariant=invariant))
 
 
-def products(dim: int) -> SM90Config:
-    """The configuration of a long causal problem of e4m3 with one scale each."""
-    x = torch.empty(1, dtype=torch.float8_e4m3fn).expand(1, 8192, 16, dim)
+def products(dim: int, seq: int = 8192) -> SM90Config:
+    """The configuration of a causal problem of e4m3 with one scale each, a long one."""
+    x = torch.empty(1, dtype=torch.float8_e4m3fn).expand(1, seq, 16, dim)
     call = Call(x, x, x, Dense(*[torch.ones(())] * 3), Causal(), backend="simulate:sm90")
     return choose(validate(call).problem, ARCHS["sm90"]).config
