@@ -142,7 +142,7 @@ def launches(product: Product, x: Inputs) -> tuple[tuple[Launch, ...], tuple[Ten
     steps = launches_of_choice(ready, operands, x.sequence, product.choice(ready.problem))
     if product.parts > 1:
         steps[0].args["o_desc"].fill_(torch.nan)
-        steps[0].args["lse_ptr"].fill_(torch.nan)
+        steps[0].args["lse_ptr"].view(torch.float32).fill_(torch.nan)  # packed denominators
     return steps, (out, lse)
 
 
