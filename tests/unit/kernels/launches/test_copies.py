@@ -112,8 +112,8 @@ def test_a_call_of_ragged_queries_has_a_workspace(requests: int, table: int, exp
 
 
 def test_the_prefill_over_a_workspace_has_the_tiles_of_long_sequences() -> None:
-    """64 requests of 512 queries are one of 512; what reads pages is chosen for 64 of eight."""
-    q, pages = torch.empty(512, 64, 64, dtype=torch.bfloat16), torch.empty(1, 16, 8, 64, dtype=torch.bfloat16)
+    """64 requests of 1,024 queries are one of 1,024; what reads pages is chosen for 64 of 16."""
+    q, pages = torch.empty(1024, 64, 64, dtype=torch.bfloat16), torch.empty(1, 16, 8, 64, dtype=torch.bfloat16)
 
     def config(requests: int, options: PlanOptions) -> Any:
         index = torch.empty(requests, 32, dtype=torch.int32)
