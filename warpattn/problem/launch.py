@@ -74,5 +74,5 @@ class Launch:
     tile_counter: str | None = None  # argument that points to an int32 which is 0 before the launch and after it
     l2_promotion: int = 128  # fewest bytes that L2 fetches for a TMA load
     shared_code: bool = False  # compiled with one copy of what several roles do, see runtime/shared_code
-    per_step: bool = False  # reads lengths and offsets alone: what it writes serves all layers of a step
+    per_step: bool = False  # reads lengths, offsets and the mask's tensors alone: all layers of a step may share it
     together: int = 1  # programs that wait for each other in a cycle: a device must run this many at once

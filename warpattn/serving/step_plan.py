@@ -159,9 +159,10 @@ class StepPlan(ServingPlan):
 
         step: any object that stands for this step, such as an engine's metadata. Layers that give the same object, one
         after the other, share the lists that Hopper's prefill attends by: only the first of them launches what makes
-        these. You promise that between these calls `cu_q` and `kv.lengths` do not change, and no CUDA graph with calls
-        of this plan is replayed; if the promise is broken, results are silently wrong. A layer whose pages were
-        attended before begins a step anew, and so does another stream or the capture of a CUDA graph.
+        these. You promise that between these calls `cu_q`, `kv.lengths` and tensors that the mask captured do not
+        change, and no CUDA graph with calls of this plan is replayed; if the promise is broken, results are silently
+        wrong. A layer whose pages were attended before begins a step anew, and so does another stream or the capture
+        of a CUDA graph.
         """
         break_graph()
         if not isinstance(kv, PagedKV) or not isinstance(seq, Ragged):
