@@ -8,6 +8,7 @@ compiled by `--workers` processes, without it, before anything is timed.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -135,18 +136,29 @@ def measured(case: Case, rounds: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def records(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Records of this command, without shapes that a later one has measured again, with newer kernels."""
+    found = [json.loads(path.read_text()) for path in paths]
+    for n, one in enumerate(found):
+        later = {entry["case"]["name"] for other in found[n + 1 :] for entry in other["cases"]}
+        one["cases"] = [entry for entry in one["cases"] if entry["case"]["name"] not in later]
+    return found
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Compile, time, print; a JSON record with --json."""
     argv = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(prog="python -m bench.choices", description=__doc__)
     parser.add_argument("--shapes", type=int, default=0, help="how many are drawn")
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="of the shapes; so many of each")
+    parser.add_argument("--dim", type=int, action="append", help="only drawn shapes of this head dim, repeatable")
     parser.add_argument("--case", action="append", default=[], help="a case of bench.cases, repeatable")
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
-    cases = [*(find(name) for name in args.case), *(case for seed in args.seed for case in shapes(args.shapes, seed))]
+    drawn = [case for seed in args.seed for case in shapes(args.shapes, seed)]
+    cases = [*map(find, args.case), *(case for case in drawn if args.dim is None or case.dim in args.dim)]
     if not cases:
         parser.error("there is nothing to time: give --shapes or --case")
     require_card(parser, "choices")

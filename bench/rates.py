@@ -11,7 +11,6 @@ well a card repeats its times. Needs no card; other records of `bench.choices` m
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import sys
@@ -25,6 +24,7 @@ import torch
 
 from bench.cases import Case
 from bench.choices import CHOSEN, checked, empty
+from bench.choices import records as read_records
 from bench.measure.arguments import status
 from warpattn.kernels.sm90.candidates import described
 from warpattn.kernels.sm90.prefill.choice import (
@@ -37,7 +37,7 @@ from warpattn.kernels.sm90.prefill.choice import (
     usual_config,
 )
 from warpattn.kernels.sm90.prefill.config import SM90Config, TileShape
-from warpattn.kernels.sm90.prefill.rates import RATES, RECORDS, Rate
+from warpattn.kernels.sm90.prefill.rates import LAUNCH_US, RATES, RECORDS, Rate
 from warpattn.problem import Problem
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import BUILT_IN
@@ -46,6 +46,7 @@ from warpattn.serving.tuning import fastest
 
 NAME = re.compile(r"(\d+)x(\d+) kv(\d+) q(\d+) heads(\d+) parts(\d+)(?: ctas(\d+))?")
 CONSUMER_ROWS = 64
+LAUNCHES = 3  # shorter times say more about launches, which overlap in newer records, than about tiles
 SLOWEST = 0.93  # of the speed of the best configuration
 # The fit. The logarithm of a rate is a sum of a number for all tiles, one for the tile, one for the columns and one for
 # the row, so that rows with few times are like those beside them. How far each may be from zero (standard deviations):
@@ -105,14 +106,15 @@ def configured(problem: Problem, name: str) -> SM90Config | None:
 
 
 def times(records: Iterable[dict[str, Any]]) -> Iterator[Time]:
-    """Every time of a tile that has a row."""
+    """Every time of a tile that has a row, but of calls that are little more than a launch."""
     for entry in (entry for record in records for entry in record["cases"]):
         case = Case(**entry["case"])
         problem = checked(case, empty(case)).problem
         counts = KeyTiles(problem)
         for name, measured in entry["microseconds"].items():
             config = configured(problem, entry["chosen"] if name == CHOSEN else name)
-            if config is not None and config.tile_shape in RATES[columns_of(config.wide)]:
+            tells = measured > LAUNCHES * LAUNCH_US
+            if tells and config is not None and config.tile_shape in RATES[columns_of(config.wide)]:
                 row = Row(columns_of(config.wide), config.tile_shape)
                 yield Time(row, problem, counts, config, case.name, measured)
 
@@ -266,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     what.add_argument("--left-out", action="store_true", help="speeds of choices for records that were not fitted")
     what.add_argument("--tuned", action="store_true", help="speeds of choices, and of what tune would choose")
     args = parser.parse_args(sys.argv[1:] if argv is None else argv)
-    records = [json.loads(path.read_text()) for path in args.records]
+    records = read_records(args.records)
     if args.fit:
         for columns, tiles in fitted(list(times(records))).items():
             print(f"    {columns}: {{")

@@ -47,11 +47,12 @@ class Case:
     queries: int
     keys: int
     special: range = range(0)  # keys whose values are NaN
+    dim: int = 64
     stored: tuple[str, ...] = ()  # what scales of k and v belong to, if these have 8 bits, and of q if it has, too
 
     def launch(self) -> Launch:
         """Of one head."""
-        q, k, v = (torch.randn(1, rows, 1, 64).half() for rows in (self.queries, self.keys, self.keys))
+        q, k, v = (torch.randn(1, rows, 1, self.dim).half() for rows in (self.queries, self.keys, self.keys))
         v[:, list(self.special)] = float("nan")
         if self.stored:
             wide = Inputs(*(x.bfloat16() for x in (q, k, v)))
@@ -79,8 +80,10 @@ PADDED = Causal() & Padding(torch.tensor([300]))
 CASES = {
     "split": Case(Causal(), 2, 1100, 1100),  # the first rows see one key tile: a part has none
     "recompute": Case(PADDED, 1, 400, 320, range(300, 320)),
-    "recompute, products": Case(PADDED, 1, 400, 320, range(300, 320), ("head",) * 3),
-    "recompute, converted": Case(PADDED, 1, 400, 320, range(300, 320), ("token",) * 2),
+    "recompute, exact": Case(PADDED, 1, 400, 320, range(300, 320), 80),
+    "exact, output in blocks": Case(Causal(), 1, 700, 700, dim=160),
+    "recompute, products": Case(PADDED, 1, 400, 320, range(300, 320), stored=("head",) * 3),
+    "recompute, converted": Case(PADDED, 1, 400, 320, range(300, 320), stored=("token",) * 2),
 }
 
 

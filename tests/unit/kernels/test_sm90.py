@@ -90,8 +90,8 @@ def test_loops_over_key_tiles_spill_nothing(name: str) -> None:
 def wgmmas(config: SM90Config, shared: bool) -> int:
     """Warpgroup products in the code: a warpgroup has the first Q·K and a loop with the crossing, unless the code is
     `shared`; recompute.py has its own for one of them."""
-    scores = config.padded_qk // config.depth
-    outputs = config.block_n // config.depth * len(config.v_parts)
+    scores = sum(config.qk_chains) // config.depth
+    outputs = config.block_n // config.depth * config.value_products
     again = scores + config.block_n // config.depth * len(recomputed_blocks(config))
     copies = 1 if shared else config.consumers
     return copies * (scores + 2 * (scores + outputs)) + again
@@ -124,8 +124,11 @@ def test_every_head_dim_has_a_config_that_fits(dim: int) -> None:
             assert config.smem_bytes + ALIGNMENT <= SMEM_LIMIT
             assert config.padded_qk >= dim and config.padded_v >= dim_v
             assert config.topology.registers <= 65_536
-            stored = config.store_parts
-            assert stored == config.v_parts or (len(stored) == 1 and not any(n % stored[0] for n in config.v_parts))
+            stored, blocks = config.store_parts, config.v_parts
+            if config.exact_values:
+                assert sum(config.o_parts) == dim_v <= sum(blocks) and set(blocks) == {64} and sum(stored) <= 256
+            else:
+                assert stored == blocks or (len(stored) == 1 and not any(n % stored[0] for n in blocks))
             assert why
 
 

@@ -54,21 +54,6 @@ def as_matrices(tile, rows: gl.constexpr, widths: gl.constexpr):
     return parts
 
 
-@gluon.constexpr_function
-def columns_before(widths, part):
-    """First column of a part; with `part` = number of parts, the sum of all widths."""
-    return sum(widths[:part])
-
-
-@gluon.jit
-def columns_of(tile, widths: gl.constexpr, part: gl.constexpr):
-    """The columns of one part of a tile."""
-    if widths[part] == tile.shape[1]:
-        return tile
-    else:
-        return tile.slice(columns_before(widths, part), widths[part], dim=1)
-
-
 @gluon.jit
 def zero_columns(rows: gl.constexpr, widths: gl.constexpr, depth: gl.constexpr = 16):
     """Zero accumulators, one for each part."""

@@ -19,6 +19,7 @@ class OperandFormat:
     dim_v: int
     eight_bit: EightBit | None = None  # format of 8-bit keys and values in memory
     out_element: Element | None = None
+    exact_values: bool = False  # prefill: whether P·V is one product of exactly the columns of 16-bit values
     first_value: int = 0  # first of the `dim_v` columns of values and output that a launch has, see `value_blocks`
 
 
@@ -33,8 +34,10 @@ class WithOperands:
         dim_qk: int
         dim_v: int
         eight_bit: EightBit | None
+        exact_values: bool
     else:
         element = property(attrgetter("operands.element"))
         dim_qk = property(attrgetter("operands.dim_qk"))
         dim_v = property(attrgetter("operands.dim_v"))
         eight_bit = property(attrgetter("operands.eight_bit"))
+        exact_values = property(attrgetter("operands.exact_values"))

@@ -320,6 +320,8 @@ def _make(name: str, results: str | None, body: str, frames: tuple[Frame, ...], 
         types = arrow + after
     if name.endswith(".inline_asm") and _WAIT.match(strings[0]):
         name = "ttng.wait_barrier"
+    if name.endswith(".inline_asm") and "wgmma.mma_async" in strings[0]:
+        name = "ttng.warp_group_dot_parts"
     op = Op(name, _results(results), [], text, strings, [], [], frames, raw)
     if name not in ("scf.for", "scf.while"):
         op.operands = _NAME.findall(text)

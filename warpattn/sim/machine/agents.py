@@ -17,7 +17,6 @@ from typing import Any
 
 from ..memory.clocks import Clock
 from ..memory.findings import Place
-from ..memory.shared import Missing
 
 SCHEDULES = ("eager", "lazy", "random", "adversarial")
 
@@ -48,7 +47,7 @@ class Agent:
         self.after: Agent | None = None  # runs only after that agent
         self.done = False
         self.result: Any = None
-        self.missing: Missing | None = None  # elements of the result that depend on unwritten operands
+        self.missing: Any = None  # `Missing` elements of the result, or of its parts: they depend on unwritten operands
         self.number = 0
         self.cta = 0  # of the role that issued it
 

@@ -48,18 +48,25 @@ class Unusable:
 
 
 class Pending(Unusable):
-    """The result of an agent that has not been waited for."""
+    """The result of an agent that has not been waited for, or a part of it."""
 
-    __slots__ = ("agent",)
+    __slots__ = ("agent", "part")
     agent: Agent
+    part: int | None
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, part: int | None = None) -> None:
         object.__setattr__(self, "agent", agent)
+        object.__setattr__(self, "part", part)
 
     def value(self) -> Any:
         """Return the result; runs the agent if it has not run."""
         self.agent.run()
-        return self.agent.result
+        return self.agent.result if self.part is None else self.agent.result[self.part]
+
+    @property
+    def missing(self) -> Missing | None:
+        """The elements of the result that depend on unwritten operands."""
+        return self.agent.missing if self.part is None else self.agent.missing[self.part]
 
     def finding(self, place: Place) -> Finding:
         """Make the finding of a race with the product."""

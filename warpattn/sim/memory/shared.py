@@ -69,6 +69,16 @@ def of_product(a: Missing | None, b: Missing | None, shape: tuple[int, ...]) -> 
     return found.at(np.broadcast_to(np.logical_or.outer(rows, columns), shape))
 
 
+def side_by_side(boxes: list[tuple[np.ndarray, Missing | None]], columns: int) -> tuple[np.ndarray, Missing | None]:
+    """Return the first columns of boxes beside each other, and which of their elements are undefined."""
+    values = np.concatenate([value for value, _ in boxes], axis=1)[:, :columns]
+    fault = next((missing for _, missing in boxes if missing is not None), None)
+    if fault is None:
+        return values, None
+    marks = [np.zeros(value.shape, np.bool_) if missing is None else missing.where for value, missing in boxes]
+    return values, fault.at(np.concatenate(marks, axis=1)[:, :columns])
+
+
 class SharedBuffer:
     """One allocation of a program."""
 

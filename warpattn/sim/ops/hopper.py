@@ -8,6 +8,7 @@ product    reads its operands from shared memory; products of one role run in th
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ..ir.ctas import group
 from ..ir.formats import decode, register_dtype, rounder
 from ..ir.module import Op
 from ..ir.parts import barrier_copies, from_registers, local, parts_of, to_registers
+from ..ir.product_asm import product_group
 from ..machine.agents import Agent
 from ..machine.pending import Pending, opened, poisoned, used
 from ..machine.registry import blocking, plain, tasked
@@ -23,7 +25,7 @@ from ..machine.sync import AgentWait, Barrier, all_but_newest
 from ..memory.descriptor import Descriptor, make_descriptor
 from ..memory.findings import Finding
 from ..memory.global_memory import Toucher
-from ..memory.shared import Access, MemDesc, Missing, either, of_product
+from ..memory.shared import Access, MemDesc, Missing, either, of_product, side_by_side
 from .updates import update_of
 
 
@@ -256,7 +258,7 @@ def _dot(op: Op) -> Callable[..., Any]:
             agent.missing = of_product(missing, right_missing, product.shape)
             if use_accumulator:
                 product += c.value() if isinstance(c, Pending) else c
-                agent.missing = either(agent.missing, c.agent.missing if isinstance(c, Pending) else c_missing)
+                agent.missing = either(agent.missing, c.missing if isinstance(c, Pending) else c_missing)
             agent.result = product if narrow is None else narrow(product)
 
         agent = task.issue_product(body)
@@ -267,6 +269,51 @@ def _dot(op: Op) -> Callable[..., Any]:
         return _result(result)
 
     return run
+
+
+@blocking("ttng.warp_group_dot_parts")
+def _dot_parts(op: Op) -> Callable[..., Any]:
+    """Add P·V to an accumulator in parts of columns, by a group of wgmma in assembly. P is packed in registers, V boxes
+    of columns one after the other in shared memory."""
+    count, widths = len(op.outputs), [(kind.shape or (0, 0))[1] for kind in op.outputs]
+    box = op.inputs[-1]
+    if op.strings[0] != product_group(sum(widths), box):
+        raise op.error("products in assembly with another descriptor or order of operands are not simulated")
+    ends = list(accumulate(widths))
+
+    def run(task: Any, *operands: Any) -> Any:
+        yield from task.machine.pause()
+        (pairs, p_missing), boxes = opened(operands[count]), operands[count + 1 :]
+        if isinstance(pairs, Pending):
+            pairs.array  # noqa: B018  reading it is the fault
+        if any(after.low != before.low + before.array[0].nbytes for before, after in pairwise(boxes)):
+            raise op.error("boxes of a product in assembly that are not one after the other are not simulated")
+        p, p_missing = _unpacked(pairs, p_missing, box.elem)
+
+        def body(agent: Agent) -> None:
+            v, v_missing = side_by_side([_operand(view, agent) for view in boxes], ends[-1])
+            product, missing = np.matmul(p, v), of_product(p_missing, v_missing, (p.shape[0], ends[-1]))
+            result, faults = [], []
+            for c, end, width in zip(operands, ends, widths, strict=False):
+                columns = np.s_[:, end - width : end]
+                old, old_missing = (c.value(), c.missing) if isinstance(c, Pending) else opened(c)
+                result.append(product[columns] + old)
+                own = None if missing is None else missing.at(missing.where[columns])
+                faults.append(either(own, old_missing))
+            agent.result, agent.missing = tuple(result), tuple(faults)
+
+        agent = task.issue_product(body)
+        return tuple(Pending(agent, part) for part in range(count)) if count > 1 else Pending(agent, 0)
+
+    return run
+
+
+def _unpacked(pairs: Any, missing: Missing | None, elem: str) -> tuple[np.ndarray, Missing | None]:
+    """Return P [M, N] of pairs [M, N / 8, 4] of 16-bit elements in 32 bits, and its undefined elements."""
+    rows = pairs.shape[0]
+    halves = np.ascontiguousarray(pairs).view(np.uint16).reshape(rows, -1)
+    where = None if missing is None else missing.at(np.repeat(missing.where.reshape(rows, -1), 2, axis=1))
+    return decode(halves, elem), where
 
 
 def _parts(op: Op) -> tuple[Callable[[Any, int], Any], Callable[[Any, int], Any]]:
@@ -281,7 +328,7 @@ def _parts(op: Op) -> tuple[Callable[[Any, int], Any], Callable[[Any, int], Any]
 
 def _result(pending: Pending) -> Any:
     """Return the value of a finished product; elements that depend on unwritten operands are undefined."""
-    return poisoned(pending.value(), pending.agent.missing)
+    return poisoned(pending.value(), pending.missing)
 
 
 def _operand(view: MemDesc, agent: Agent) -> tuple[np.ndarray, Missing | None]:

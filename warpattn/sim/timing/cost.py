@@ -152,7 +152,8 @@ _LATENCY = {
     "ttng.async_copy_mbarrier_arrive": "mbarrier arrive",
     "ttng.barrier_expect": "mbarrier arrive", "ttng.init_barrier": "mbarrier arrive", "ttng.inval_barrier": "scalar",
     "ttng.fence_async_shared": "fence", "ttg.barrier": "named barrier", "gpu.barrier": "named barrier",
-    "ttng.warp_group_dot": "tensor core issue", "ttng.warp_group_dot_wait": "tensor core wait",
+    "ttng.warp_group_dot": "tensor core issue", "ttng.warp_group_dot_parts": "tensor core issue",
+    "ttng.warp_group_dot_wait": "tensor core wait",
     "ttng.async_tma_copy_global_to_local": "TMA issue", "ttng.async_tma_copy_local_to_global": "TMA issue",
     "ttng.async_tma_reduce": "TMA issue", "ttng.async_tma_store_wait": "mbarrier wait",
     "ttng.tc_gen5_mma": "tensor core issue",
@@ -299,6 +300,8 @@ def _conversion(op: Op, chip: Chip) -> Price:
 
 def product(op: Op, chip: Chip) -> Price:
     """Price a matrix product on the tensor core; operands of n bits run at 16 / n of the 16-bit rate."""
+    if op.name == "ttng.warp_group_dot_parts":
+        return _product_of_parts(op, chip)
     (m, k), n = (op.inputs[0].shape or (1, 1))[-2:], (op.inputs[1].shape or (1, 1))[-1]
     rate = chip.rates["tensor core"] * 16 / op.inputs[0].bits
     engines = [("tensor core", 2 * m * n * k / rate)]
@@ -308,6 +311,15 @@ def product(op: Op, chip: Chip) -> Price:
     if op.name in _READING:
         engines.append((BANKS, _operand_bytes(op, m, n) / chip.rates[BANKS]))
     return Price(tuple(engines), chip.latencies["tensor core"])
+
+
+def _product_of_parts(op: Op, chip: Chip) -> Price:
+    """Price a product of 16-bit operands, the left one in registers, whose accumulator is in parts of columns."""
+    keys, columns = (op.inputs[-1].shape or (1,))[0], sum((part.shape or (0,))[-1] for part in op.outputs)
+    steps = keys * 16 / _STEP
+    busy = 2 * 64 * columns * keys / chip.rates["tensor core"] + steps * chip.latencies["operand in registers"]
+    engines = (("tensor core", busy), (BANKS, 2 * keys * columns / chip.rates[BANKS]))
+    return Price(engines, chip.latencies["tensor core"])
 
 
 def _operand_bytes(op: Op, m: int, n: int) -> float:

@@ -56,17 +56,16 @@ def test_the_record_has_the_best_beside_the_choice(monkeypatch, capsys, tmp_path
 
 # Rows whose error is above that of the others, each with a bound just above it. Why: bench/notes.md 194.
 FAR_OFF = {
-    (64, 2, 128, 1): 0.133, (64, 3, 128, 1): 0.110, (96, 4, 32, 1): 0.133, (128, 2, 128, 1): 0.121,
-    (256, 2, 32, 1): 0.119,
+    (64, 2, 128, 1): 0.133, (64, 3, 128, 1): 0.110, (128, 2, 128, 1): 0.121, (256, 2, 32, 1): 0.119,
 }  # fmt: skip
 
 
 def test_every_row_of_the_table_is_near_its_times() -> None:
     """What rates.py says of itself."""
-    found = rates.by_row(json.loads(Path(record).read_text()) for record in RECORDS)
+    found = rates.by_row(choices.records([Path(record) for record in RECORDS]))
     assert set(found) == {rates.Row(size, tile) for size, tiles in RATES.items() for tile in tiles}
     for row, errors in found.items():
-        bound = FAR_OFF.get((row.columns, *row.tile), 0.061 if row.columns == 80 else 0.10)
+        bound = FAR_OFF.get((row.columns, *row.tile), 0.068 if row.columns == 80 else 0.10)
         assert rates.root_mean_square(errors) <= bound
 
 
@@ -97,10 +96,10 @@ def test_choices_for_records_that_were_left_out(capsys) -> None:
     """What docs/kernels/sm90.md says of them; the least of seed 3 is what the card measured before it was fitted."""
     assert rates.main(["--left-out"]) == 0
     own, tuned, left_out, left_out_tuned = capsys.readouterr().out.splitlines()
-    assert "86 shapes with a time: least 0.934" in own and "below 0.93: none" in own
-    assert "86 shapes with a time: least 0.871" in left_out
+    assert "90 shapes with a time: least 0.934" in own and "below 0.93: none" in own
+    assert "89 shapes with a time: least 0.871" in left_out
     for line in (tuned, left_out_tuned):
-        assert float(re.search(r"86 shapes with a time: least ([\d.]+)", line)[1]) >= WITHIN
+        assert float(re.search(r"(?:90|89) shapes with a time: least ([\d.]+)", line)[1]) >= WITHIN
 
 
 def test_tuned_choices_are_the_best_on_record(capsys) -> None:

@@ -9,8 +9,7 @@ The accumulators of S and dP start with each query's -lse / scale and -delta ins
 stays rounded and packed, because registers are the limit (208 a thread; dK and dV alone take 128 at head dim 128): if a
 value lives one step longer, the assembler waits after every product. dS = P · dP also waits for dV, or the assembler
 copies P. The numbers with which an accumulator starts are loaded while another product runs, since a load takes 200 to
-350 cycles beside products that read shared memory (H100). At head dim 64 the order differs: dP precedes dV, and dS is
-stored before dK begins, see `values_first` of the config.
+350 cycles beside products that read shared memory (H100). At head dim 64 dP precedes dV, see `values_first`.
 
 Where this warpgroup adds dQ, too (`attend_adds`), dK and dV take 160 of 240 registers, and each of dV, dP, dK and S'
 ends before the next begins: with two at once, the assembler would wait after every one. dQ of the tile follows at the
@@ -31,7 +30,9 @@ from ...nvidia.finite import bound_nonfinite, clear_nonfinite
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import as_quads, pack, unpack
-from ..columns import columns_before, columns_of, wait_columns, zero_columns
+from ..column_slices import columns_before, columns_of
+from ..columns import wait_columns, zero_columns
+from ..exact_columns import add_product
 from ..layouts import accumulator_layout, element_type, operand_layout
 from .add import add_tile, end_additions, nothing_added
 from .epilogue import store_boxes, store_keys, wait_copies
@@ -162,22 +163,20 @@ def start_tile(ctx, sums, weights, state, wg: gl.constexpr):
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     rings.do.consumer_wait(state)
-    do = slot_parts(rings.do, state, config.block_m, config.widths_v)
     if config.values_first:
-        dv = start_columns(weights.p, do, sums.dv, config.widths_v, config)
+        dv = start_sums(weights.p, rings.do, state, sums.dv, config.widths_v, config)
         if config.attend_adds:
             dv = wait_columns(0, dv, weights.p)
         dp = start_value_scores(ctx, state, row_numbers(ctx, rings.delta, state), wg)
     else:
         dp = start_value_scores(ctx, state, row_numbers(ctx, rings.delta, state), wg)
-        dv = start_columns(weights.p, do, sums.dv, config.widths_v, config)
+        dv = start_sums(weights.p, rings.do, state, sums.dv, config.widths_v, config)
     dp, dv, p = wait_value_scores(dp, dv, weights.p)
     ds = score_gradients(p if ctx.slope is None else weights.sloped, dp, config)
     rings.do.consumer_release(state)
     if not config.values_first:
         hand_over(ctx, ds, state, wg)
-    q = slot_parts(rings.q, state, config.block_m, config.widths_qk)
-    return start_columns(ds, q, sums.dk, config.widths_qk, config), dv, ds
+    return start_sums(ds, rings.q, state, sums.dk, config.widths_qk, config), dv, ds
 
 
 @gluon.jit
@@ -267,12 +266,17 @@ def value_score_products(config):
 
 
 @gluon.jit
-def start_columns(pairs, tile, sums, widths: gl.constexpr, config: gl.constexpr):
-    """Starts sums += pairs · tile [M, D], in parts of the columns; the sums may be read after `wait_columns`."""
-    parts = ()
-    for i in gl.static_range(len(widths)):
-        parts += (warpgroup_mma(operand(pairs, config, widths[i]), tile[i], sums[i], is_async=True),)
-    return parts
+def start_sums(pairs, ring, state, sums, widths: gl.constexpr, config: gl.constexpr):
+    """Starts sums += pairs · the tile in a slot of `ring`; the sums may be read after `wait_columns`."""
+    if config.exact_sums:
+        tile = slot_parts(ring, state, config.block_m, (config.padded,))
+        return add_product(sums, pairs, tile, widths, config.element)
+    else:
+        tile = slot_parts(ring, state, config.block_m, widths)
+        parts = ()
+        for i in gl.static_range(len(widths)):
+            parts += (warpgroup_mma(operand(pairs, config, widths[i]), tile[i], sums[i], is_async=True),)
+        return parts
 
 
 @gluon.jit

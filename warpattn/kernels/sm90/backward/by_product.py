@@ -26,9 +26,8 @@ from .attend import (
     row_numbers,
     scaled,
     score_products,
-    slot_parts,
-    start_columns,
     start_scores,
+    start_sums,
     start_value_scores,
     tile_of,
     value_score_products,
@@ -87,8 +86,7 @@ def hand_over(ctx, weights, state):
 def start_values(ctx, p, dv, state):
     """Starts dV += P · dO; dV may be read after a wait."""
     config: gl.constexpr = ctx.config
-    do = slot_parts(ctx.rings.do, state, config.block_m, config.widths_v)
-    return start_columns(p, do, dv, config.widths_v, config)
+    return start_sums(p, ctx.rings.do, state, dv, config.widths_v, config)
 
 
 @gluon.jit
@@ -138,8 +136,7 @@ def start_keys(ctx, dp, dk, state, ds_state):
     held_tile(rings.ds, state, 0).store(tile_of(ds, config))  # with the registers that address P
     fence_async_shared()
     rings.ds.producer_commit(ds_state)
-    q = slot_parts(rings.q, state, config.block_m, config.widths_qk)
-    return start_columns(ds, q, dk, config.widths_qk, config), ds
+    return start_sums(ds, rings.q, state, dk, config.widths_qk, config), ds
 
 
 @gluon.jit

@@ -43,6 +43,7 @@ from ...nvidia.backward.arguments import STAGES, TURN_FIELDS, VISIT_FIELDS, VISI
 from ...nvidia.backward.order import key_tile_choice
 from ...nvidia.backward.tiles import BackwardTiles, problem_fields
 from ..prefill.config import CONSUMER_ROWS
+from ..prefill.exact_values import STEP, widths_of
 
 CONSUMERS = 2
 DQ_COLUMNS = 64  # columns of dQ that are computed and added at a time
@@ -99,11 +100,23 @@ class BackwardConfig(BackwardTiles):
     @cached_property
     def widths_qk(self) -> tuple[int, ...]:
         """Widths of the column parts in which products take Q and K."""
-        return box_widths(self.padded_qk) if self.attend_adds else product_widths(self.dim_qk)
+        return box_widths(self.padded_qk) if self.attend_adds else self.sum_widths(self.dim_qk)
 
     @cached_property
     def widths_v(self) -> tuple[int, ...]:
-        return box_widths(self.padded_v) if self.attend_adds else product_widths(self.dim_v)
+        return box_widths(self.padded_v) if self.attend_adds else self.sum_widths(self.dim_v)
+
+    @cached_property
+    def exact_sums(self) -> bool:
+        """Whether dK and dV are products of exactly their columns, rounded up to 16 (../exact_columns.py); not where
+        that saves none: at head dims 88 and 96 it is no faster (H200)."""
+        dims = self.dim_qk, self.dim_v
+        saves = any(whole_steps(dim) < sum(product_widths(dim)) for dim in dims)
+        return self.padded == 128 and not self.wide and max(dims) <= 112 and saves
+
+    def sum_widths(self, dim: int) -> tuple[int, ...]:
+        """Widths of the column parts of a gradient that warpgroups sum in registers."""
+        return widths_of(whole_steps(dim)) if self.exact_sums else product_widths(dim)
 
     @cached_property
     def key_parts(self) -> int:
@@ -201,6 +214,11 @@ def product_widths(dim: int) -> tuple[int, ...]:
     """Widths of the column parts in which products take a head dim, powers of two: 192 is 128 and 64. At most 128: a
     kernel of 512 threads has no registers for products of 256 columns."""
     return next(widths for widths in ((64,), (64, 32), (128,), (128, 64), (128, 128)) if dim <= sum(widths))
+
+
+def whole_steps(dim: int) -> int:
+    """Columns of a head dim that products have, a multiple of 16."""
+    return -(-dim // STEP) * STEP
 
 
 def reads_place(score: Hashable) -> bool:

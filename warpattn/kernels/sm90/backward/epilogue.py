@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from ...nvidia.pipelines import stacked, tile_box
-from ..columns import columns_of
+from ..column_slices import columns_of
 from ..layouts import element_type
 
 

@@ -81,7 +81,8 @@ def start_query_gradients(ctx, state, part: gl.constexpr):
 @gluon.constexpr_function
 def part_columns(config, part):
     """Number of columns of part `part` of dQ."""
-    return min(config.dq_cols, sum(config.widths_qk) - part * config.dq_cols)
+    rest = sum(config.widths_qk) - part * config.dq_cols
+    return min(config.dq_cols, 1 << (rest - 1).bit_length())
 
 
 @gluon.jit

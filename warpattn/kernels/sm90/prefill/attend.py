@@ -16,6 +16,7 @@ from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import SoftmaxState, as_quads, from_quads, pack, softmax_start, softmax_step, unpack
 from ..columns import as_matrices, rescale_columns, wait_columns, zero_columns
+from ..exact_columns import add_product, without_padding
 from ..exact_softmax import exact_start, exact_step
 from ..layouts import TURNS, accumulator_layout, element_type, operand_layout, turn_asm
 from .eight_bit.convert import fp16_queries
@@ -87,7 +88,7 @@ def attend_role(ctx, wg):
         s = start_scores(q_tile, key_tile(ctx, state.k), config)
         turn_pass(wg, config)
         if config.overlaps:
-            o = wait_columns(len(config.qk_parts), o, state.p)
+            o = wait_columns(len(config.qk_chains), o, state.p)
         rings.v.consumer_release(state.v)
         store_output(scaled, o, state.softmax, tile, wg)
         s = warpgroup_mma_wait(0, deps=(s,))
@@ -105,7 +106,7 @@ def first_tile(ctx, s, tile, span, wg, k_state, v_state):
     softmax, p = start_softmax(ctx, s)
     p = scaled_weights(ctx, p, s, k_state)
     release_keys(ctx, k_state, False)
-    o = zero_columns(config.rows, config.v_parts, config.depth)
+    o = zero_columns(config.rows, config.o_parts, config.depth)
     return Progress(o, packed_weights(p, config), softmax, k_state.step(), v_state)
 
 
@@ -141,7 +142,7 @@ def advance(ctx, state, tile, queries, span, i, wg):
         wait_full(ctx.rings.v, state.v, config)
         o = start_output(state, value_tile(ctx, state.v), config)
         turn_pass(wg, config)
-        s = warpgroup_mma_wait(len(config.v_parts), deps=(s,))
+        s = warpgroup_mma_wait(config.value_products, deps=(s,))
     else:
         wait_full(ctx.rings.v, state.v, config)
         turn_wait(wg, config)
@@ -206,12 +207,15 @@ def start_scores(q, k, config: gl.constexpr):
 
 @gluon.jit
 def start_output(state, v, config: gl.constexpr):
-    """Starts O += P·V, one product per part of Dv; O may be read after a wait."""
-    o = ()
-    for part in gl.static_range(len(v)):
-        p = operand(state.p, v[part].shape[1], config)
-        o += (warpgroup_mma(p, v[part], state.o[part], is_async=True),)
-    return o
+    """Starts O += P·V, one product, or one per part of Dv; O may be read after a wait."""
+    if config.exact_values:
+        return add_product(state.o, state.p, v, config.o_parts, config.weights)
+    else:
+        o = ()
+        for part in gl.static_range(len(v)):
+            p = operand(state.p, v[part].shape[1], config)
+            o += (warpgroup_mma(p, v[part], state.o[part], is_async=True),)
+        return o
 
 
 @gluon.jit
@@ -288,13 +292,19 @@ def multiplied_queries(ctx, slot, tile, q_state, wg):
     parts = as_matrices(slot, config.rows, config.qk_parts)
     if config.changes_queries:
         parts = fp16_queries(ctx, slot, parts, tile, q_state, wg)
-    return parts
+    return without_padding(parts, config.qk_chains)
 
 
 @gluon.jit
 def key_tile(ctx, k_state):
     """The keys [N, D] in a slot of the K ring."""
-    return as_matrices(ctx.rings.k.tile(k_state), ctx.config.block_n, ctx.config.qk_parts)
+    return multiplied_keys(ctx.rings.k.tile(k_state), ctx.config)
+
+
+@gluon.jit
+def multiplied_keys(slot, config: gl.constexpr):
+    """The parts of the keys in their `slot`."""
+    return without_padding(as_matrices(slot, config.block_n, config.qk_parts), config.qk_chains)
 
 
 @gluon.jit

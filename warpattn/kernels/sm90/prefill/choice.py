@@ -134,7 +134,8 @@ def usual_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
 def shared_out(config: SM90Config) -> SM90Config:
     """`config` with split keys. Its fp32 output is stored in narrower column blocks, which fit the same memory."""
     columns = 1 << (sum(config.store_parts) // 2).bit_length() - 1
-    return replace(config, split=True, store_parts=(min(columns, config.v_parts[-1]),))
+    parts = replace(config, split=True, operands=replace(config.operands, exact_values=False))
+    return replace(parts, store_parts=(min(columns, parts.v_parts[-1]),))
 
 
 def best_tile(problem: Problem, usual: SM90Config, why: str, target: Arch | None) -> Best:
@@ -256,7 +257,7 @@ def row_words(tiling: Tiling) -> str:
 
 def tiling(config: SM90Config) -> Tiling:
     """The `Tiling` of a configuration."""
-    shape, rows, tokens, wide, columns = config.tile_shape, config.block_m, config.tokens, config.wide, config.padded_v
+    shape, rows, tokens, wide, columns = config.tile_shape, config.block_m, config.tokens, config.wide, config.columns_v
     return Tiling(shape, measured_row(wide, shape).rate, config.packed, rows, tokens, wide, columns)
 
 

@@ -18,6 +18,7 @@ from warpattn.problem.operands import whole_runs
 
 from ..operand_format import OperandFormat, WithOperands
 from .eight_bit.sizes import EightBitSizes
+from .exact_values import BOX_COLUMNS, ExactValues, multiplies_exactly
 
 LEAST_PART = 16  # columns of the narrowest part of a head dim: the k of wgmma
 MOST_VALUES = 256  # columns of values in one launch: their accumulator has 128 registers a thread
@@ -151,12 +152,12 @@ class KeyTileSizes(WithOperands):
 
 
 @dataclass(frozen=True)
-class SM90Config(KeyTileSizes, EightBitSizes):
+class SM90Config(KeyTileSizes, EightBitSizes, ExactValues):
     """Tile sizes and resources of one compiled kernel.
 
     `consumers` warpgroups, each with 64 query rows, read the same key tiles of `block_n` keys from rings of `kv_stages`
     slots. The Q ring has `q_stages` slots: with two, the next tile's queries arrive during this tile's work. Warpgroups
-    stage their whole output in shared memory if `store_parts` is `v_parts`, else `store_parts[0]` columns at a time.
+    stage their whole output in shared memory if `stores_whole`, else `store_parts[0]` columns at a time.
     """
 
     operands: OperandFormat
@@ -175,7 +176,7 @@ class SM90Config(KeyTileSizes, EightBitSizes):
     @property
     def held_parts(self) -> int:
         """Last parts of Q kept in registers, where shared memory is too slow for wgmma."""
-        return int(len(self.qk_parts) > 1 and 160 < max(sum(self.qk_parts), sum(self.v_parts)) < 256)
+        return int(len(self.qk_parts) > 1 and 160 < self.wide < 256)
 
     @property
     def v_stages(self) -> int:
@@ -211,8 +212,10 @@ class SM90Config(KeyTileSizes, EightBitSizes):
 
     @cached_property
     def v_parts(self) -> tuple[int, ...]:
-        """Columns of the parts of V and O. With a converting warpgroup, one instruction may use at most 128 registers,
+        """Columns of the parts of V. With a converting warpgroup, one instruction may use at most 128 registers,
         too few for 256 columns."""
+        if self.exact_values:
+            return (BOX_COLUMNS,) * -(-self.dim_v // BOX_COLUMNS)
         parts = (pad_dim(self.dim_v),) if self.products else split_values(self.dim_v)
         return (128, 128) if self.converts and parts == (256,) else parts
 
@@ -230,8 +233,13 @@ class SM90Config(KeyTileSizes, EightBitSizes):
         return sum(self.v_parts)
 
     @cached_property
+    def columns_v(self) -> int:
+        """Columns of the output that are computed."""
+        return self.dim_v if self.exact_values else self.padded_v
+
+    @cached_property
     def wide(self) -> int:
-        return max(self.padded_qk, self.padded_v)
+        return max(self.padded_qk, self.columns_v)
 
     @property
     def tile_shape(self) -> TileShape:
@@ -266,7 +274,7 @@ class SM90Config(KeyTileSizes, EightBitSizes):
 
     @property
     def overlaps(self) -> bool:
-        numbers = self.block_n // 2 + self.padded_v // 2 + self.block_n * self.element.bytes // 8
+        numbers = self.block_n // 2 + self.columns_v // 2 + self.block_n * self.element.bytes // 8
         return numbers + OTHER_REGISTERS <= self.registers.consumer
 
     @cached_property
@@ -334,7 +342,8 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
     dim_v = block_columns(dim_v)
     qk, v = split_dim(dim_qk), split_values(dim_v)
     wide = max(sum(qk), sum(v))
-    operands = OperandFormat(element, dim_qk, dim_v)
+    exact = pad_dim(dim_v) > dim_v and multiplies_exactly(dim_qk, dim_v, not masked and seq_q > 512)
+    operands = OperandFormat(element, dim_qk, dim_v, exact_values=exact)
     if sum(qk) > WIDE_QUERIES:
         why = f"queries of > {WIDE_QUERIES} columns: 32 keys a tile, one query tile, output stored in column blocks"
         return fit_output(SM90Config(operands, 2, 32, 2, 1, v, Registers(240, 24), False)), why
@@ -346,7 +355,7 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
         return SM90Config(operands, 3, 128, 2, 2, v, Registers(160, 32), True), why
     if wide <= 128:
         why = "head dim <= 128: two warpgroups and 128 keys fill registers and shared memory with two query tiles"
-        return SM90Config(operands, 2, 128, _stages(wide), 2, v, Registers(240, 24), True), why
+        return SM90Config(operands, 2, 128, 2 if exact else _stages(wide), 2, v, Registers(240, 24), True), why
     if wide <= 160 or (wide <= 192 and sum(v) <= 128):
         why = "head dim <= 160, or <= 192 with values of <= 128: 128 keys a tile, with one query tile they fit"
         return fit_output(SM90Config(operands, 2, 128, 2, 1, v, Registers(240, 24), True)), why
@@ -358,16 +367,16 @@ def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked:
 
 
 def _stages(columns: int) -> int:
-    """Slots of the K and V rings with 128 keys a tile; 3 instead of 2 gained 2 % at head dim 96 (H200)."""
+    """Slots of unpadded K and V with 128 keys a tile; 3 instead of 2 gained 2 % at head dim 96 (H200)."""
     return 4 if columns <= 80 else 3 if columns <= 96 else 2
 
 
 def fit_output(config: SM90Config) -> SM90Config:
-    """The config with narrower column blocks of the output (128 or 64) where the whole one exceeds shared memory."""
-    if config.smem_bytes + ALIGNMENT <= SMEM_LIMIT:
-        return config
+    """The config with narrower column blocks of the output where the whole one exceeds shared memory."""
     widest = 128 if config.block_n == 64 else 64
-    return replace(config, store_parts=(min(widest, config.v_parts[-1]),))
+    widths = (widest, 64, 32) if config.exact_values else (min(widest, config.v_parts[-1]),)
+    sizes = [config, *(replace(config, store_parts=(columns,)) for columns in widths)]
+    return next((one for one in sizes if one.smem_bytes + ALIGNMENT <= SMEM_LIMIT), sizes[-1])
 
 
 @lru_cache(256)
@@ -375,12 +384,13 @@ def with_tile(usual: SM90Config, tile: TileShape, slots: int = 2) -> SM90Config 
     """The configuration with another tile and the deepest rings that fit: max(`slots`, 256 keys), else 4, 3 or 2 slots.
     None if two slots do not fit in shared memory or the tile does not fit in registers."""
     registers = REGISTERS[tile.consumers]
-    if tile.keys // 2 + usual.padded_v // 2 + OTHER_REGISTERS > registers.consumer:
+    if tile.keys // 2 + usual.columns_v // 2 + OTHER_REGISTERS > registers.consumer:
         return None
     if tile.ctas == 1:
         registers = replace(registers, producer=max(registers.producer, usual.registers.producer))
+    whole = split_values(usual.dim_v) if usual.exact_values else usual.v_parts
     config = replace(
-        usual, consumers=tile.consumers, block_n=tile.keys, store_parts=usual.v_parts, ctas=tile.ctas,
+        usual, consumers=tile.consumers, block_n=tile.keys, store_parts=whole, ctas=tile.ctas,
         registers=registers, take_turns=tile.consumers in (2, 3),
     )  # fmt: skip
     depths = dict.fromkeys((max(slots, 256 // tile.keys), 4, 3, 2))

@@ -8,6 +8,7 @@ from ...nvidia.pipelines import StagedPipeline, empty_arrivals, make_pipeline
 from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler import TILE_FIELDS
 from ..columns import Columns, make_columns
+from ..exact_columns import make_boxes
 from ..layouts import element_type
 from .config import LEFT_SLOTS, RECOMPUTE_BARRIERS
 from .eight_bit.rings import CONVERTING, NarrowRing, make_factors, make_scales
@@ -135,7 +136,10 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
     wgs: gl.constexpr = config.consumers
     q = make_columns(config.q_stages * wgs, config.rows, config.qk_parts, dtype, clipped, config.packed)
     k = make_columns(config.kv_stages, config.block_n, config.qk_parts, element_type(config.operand), clipped)
-    v = make_columns(config.v_stages, config.v_rows, config.v_columns, element_type(config.weights), clipped)
+    if config.exact_values:
+        v = make_boxes(config.v_stages, config.v_rows, config.v_columns, element_type(config.weights), clipped)
+    else:
+        v = make_columns(config.v_stages, config.v_rows, config.v_columns, element_type(config.weights), clipped)
     converts: gl.constexpr = config.converts
     more: gl.constexpr = config.kv_stages if converts else 0
     fills: gl.constexpr = CONVERTING if converts else 1

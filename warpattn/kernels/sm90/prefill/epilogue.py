@@ -9,7 +9,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ...pieces.modifiers import natural_scale
 from ...pieces.softmax import softmax_finish
+from ..column_slices import column_blocks, columns_before, parts_from
 from ..columns import as_matrices, rescale_columns
+from ..exact_columns import stage_parts
 from .context import output_type
 from .eight_bit.scales import scaled_factor
 from .nonfinite import leave, nothing_seen, seen_in
@@ -66,12 +68,15 @@ def store_columns(ctx, o, tile, wg):
     config: gl.constexpr = ctx.config
     row = tile.row + wg * config.wg_tokens
     seen = nothing_seen()
-    if len(config.store_parts) == len(o) and config.store_parts[0] == config.v_parts[0]:
+    if config.stores_whole:
         store_block(ctx, o, tile, row, 0, wg, seen)
     else:
         cols: gl.constexpr = config.store_parts[0]
-        column = config.padded_v
-        for part in gl.static_range(len(o) - 1, -1, -1):
+        wide: gl.constexpr = parts_from(config.o_parts, cols)
+        column = columns_before(config.o_parts, wide)
+        if wide < len(o):
+            seen = store_block(ctx, o[wide:], tile, row, column, wg, seen, False)
+        for part in gl.static_range(wide - 1, -1, -1):
             blocks = column_blocks(o[part], cols)
             for i in gl.static_range(len(blocks) - 1, -1, -1):
                 column -= cols
@@ -86,10 +91,13 @@ def store_block(ctx, parts, tile, row, column, wg, seen, first: gl.constexpr = T
     smem = ctx.rings.out.index(wg)
     staging = as_matrices(smem, config.rows, config.store_parts)
     tma.store_wait(0)
-    for part in gl.static_range(len(parts)):
-        staging[part].store(parts[part])
-    if ctx.mods.keep is not None:
+    if config.exact_values:
+        stage_parts(staging, config.store_parts, parts)
+    else:
         for part in gl.static_range(len(parts)):
+            staging[part].store(parts[part])
+    if ctx.mods.keep is not None:
+        for part in gl.static_range(len(staging)):
             seen = seen_in(staging[part], seen)
         if first:
             place = gl.where(row < ctx.work.lengths(tile).seq_q, ctx.work.place(tile, config.tokens), -1)
@@ -98,21 +106,3 @@ def store_block(ctx, parts, tile, row, column, wg, seen, first: gl.constexpr = T
     gl.barrier()
     ctx.tensors.store_output(tile, row, column, smem)
     return seen
-
-
-@gluon.jit
-def column_blocks(o, cols: gl.constexpr):
-    """Cuts O [64, columns] into blocks of `cols` columns, without moving data between threads."""
-    blocks = (o,)
-    for _ in gl.static_range(doublings(o.shape[1], cols)):
-        halves = ()
-        for i in gl.static_range(len(blocks)):
-            halves += blocks[i].reshape([o.shape[0], 2, blocks[i].shape[1] // 2]).permute((0, 2, 1)).split()
-        blocks = halves
-    return blocks
-
-
-@gluon.constexpr_function
-def doublings(columns, cols):
-    """log2(columns / cols)."""
-    return (columns // cols).bit_length() - 1

@@ -1,10 +1,11 @@
 """Measured rates of the tiles that Hopper's prefill may have: how long an SM takes for each. choice.py estimates the
 time of configurations from them; a plan's reasons name the row of its tile.
 
-The rates are fitted to the times in `RECORDS` (30 random shapes each, by `COMMAND`, seeds 0, 2
-and 3) and to experiments 117, 119, 121, 123, 171 and 189 in bench/notes.md. In the model, a call takes as long as the
-SM that ends last, plus `LAUNCH_US`, plus (`ALONE` - 1) times the longest tile. `python -m bench.rates` prints how far
-each row is from the times: 2 to 12 % (root mean square), 13 % for 128 x 128 at 64 columns and 256 x 32 at 96.
+The rates are fitted to the times in `RECORDS` (30 random shapes each, by `COMMAND`, seeds 0, 2 and 3; those of 80 and
+96 columns again when P·V became exact) and to experiments 117, 119, 121, 123, 171 and 189 in bench/notes.md. In the
+model, a call takes as long as the SM that ends last, plus `LAUNCH_US`, plus (`ALONE` - 1) times the longest tile.
+`python -m bench.rates` prints how far each row is from the times: 3 to 12 % (root mean square), 13 % for 128 x 128 at
+64 columns.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .config import TileShape
 
 RECORDS = (  # one H200 each
     "bench/results/h200/2026-11-22-choices.json", "bench/results/h200/2026-11-23-choices.json",
-    "bench/results/h200/2026-11-23-choices-seed3.json",
+    "bench/results/h200/2026-11-23-choices-seed3.json", "bench/results/h200/2026-11-29-choices-exact.json",
 )  # fmt: skip
 COMMAND = "python -m bench.choices --shapes 30"
 LAUNCH_US = 3.0
@@ -44,24 +45,24 @@ RATES: dict[int, dict[TileShape, Rate]] = {
         TileShape(4, 64): Rate(8.3, 0.063, 0.022),
     },
     80: {
-        TileShape(1, 64, 2): Rate(4.8, 0.147, 0.059),
-        TileShape(2, 32): Rate(5.0, 0.130, 0.029),
-        TileShape(2, 64): Rate(12.1, 0.0895, 0.011),
-        TileShape(2, 128): Rate(7.5, 0.08, 0.054),
-        TileShape(3, 32): Rate(11.0, 0.095, 0.021),
-        TileShape(3, 64): Rate(15.5, 0.0745, 0.007),
-        TileShape(3, 128): Rate(9.6, 0.07, 0.05),
-        TileShape(4, 32): Rate(8.9, 0.091, 0.030),
+        TileShape(1, 64, 2): Rate(5.96, 0.148, 0.0168),
+        TileShape(2, 32): Rate(4.77, 0.127, 0.0136),
+        TileShape(2, 64): Rate(5.08, 0.0903, 0.0178),
+        TileShape(2, 128): Rate(4.87, 0.0773, 0.0205),
+        TileShape(3, 32): Rate(6.49, 0.0975, 0.0129),
+        TileShape(3, 64): Rate(7.54, 0.0733, 0.0127),
+        TileShape(3, 128): Rate(5.94, 0.0693, 0.0155),
+        TileShape(4, 32): Rate(7.96, 0.086, 0.012),
     },
     96: {
-        TileShape(1, 64, 2): Rate(10.2, 0.155, 0.034),
-        TileShape(2, 32): Rate(7.6, 0.145, 0.045),
-        TileShape(2, 64): Rate(10.3, 0.096, 0.063),
-        TileShape(2, 128): Rate(13.4, 0.0863, 0.024),
-        TileShape(3, 32): Rate(8.2, 0.130, 0.023),
-        TileShape(3, 64): Rate(14.3, 0.0826, 0.017),
-        TileShape(3, 128): Rate(16.1, 0.076, 0.06),
-        TileShape(4, 32): Rate(11.0, 0.093, 0.030),
+        TileShape(1, 64, 2): Rate(7.11, 0.154, 0.00789),
+        TileShape(2, 32): Rate(8.05, 0.119, 0.00693),
+        TileShape(2, 64): Rate(7.69, 0.0952, 0.00901),
+        TileShape(2, 128): Rate(8.87, 0.0831, 0.0117),
+        TileShape(3, 32): Rate(12, 0.0915, 0.0065),
+        TileShape(3, 64): Rate(11.9, 0.0769, 0.00639),
+        TileShape(3, 128): Rate(12.2, 0.0717, 0.0098),
+        TileShape(4, 32): Rate(14.3, 0.082, 0.00602),
     },
     128: {
         TileShape(1, 64, 2): Rate(9.0, 0.163, 0.026),

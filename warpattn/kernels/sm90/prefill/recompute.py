@@ -27,9 +27,10 @@ from ...nvidia.finite import any_nonfinite
 from ...nvidia.opaque import hide_from_compiler
 from ...nvidia.pipelines import PipelineState, StagedPipeline
 from ...pieces.softmax import SoftmaxState, as_quads, from_quads, lane_max, lane_sum, rescale
+from ..column_slices import place_in
 from ..columns import as_matrices
 from ..layouts import accumulator_layout, element_type, operand_layout
-from .attend import multiplied_queries, start_scores, step_softmax, visible_scores
+from .attend import multiplied_keys, multiplied_queries, start_scores, step_softmax, visible_scores
 from .config import RECOMPUTE_BARRIERS
 from .context import output_type
 from .eight_bit.convert import convert_alone
@@ -71,14 +72,11 @@ def recomputed_cols(config):
 @gluon.constexpr_function
 def recomputed_blocks(config):
     """All columns of the output, as `RecomputedBlock`s."""
-    cols, whole, blocks, column = recomputed_cols(config), sum(config.store_parts), [], 0
-    ends = [sum(config.store_parts[: i + 1]) for i in range(len(config.store_parts))]
-    for part, width in enumerate(config.v_parts):
-        for first in range(0, width, cols):
-            stage = next(i for i, end in enumerate(ends) if column % whole < end)
-            within = column % whole - ends[stage] + config.store_parts[stage]
-            column += cols
-            blocks.append(RecomputedBlock(part, first, stage, within, -1 if column % whole else column - whole))
+    cols, whole, blocks = recomputed_cols(config), sum(config.store_parts), []
+    for column in range(0, config.columns_v, cols):
+        (part, first), (stage, at) = place_in(config.v_parts, column), place_in(config.store_parts, column % whole)
+        last = (column + cols) % whole == 0 or column + cols >= config.columns_v
+        blocks.append(RecomputedBlock(part, first, stage, at, column // whole * whole if last else -1))
     return tuple(blocks)
 
 
@@ -261,7 +259,7 @@ def scores(ctx, left, visited, phase):
     """Loads a key tile; returns its scores [64, N], hidden ones -inf."""
     config: gl.constexpr = ctx.config
     keys = load(ctx, ctx.tensors.k, ctx.rings.k, 0, left, visited, phase, config.k_bytes // config.widening)
-    s = start_scores(left.q, as_matrices(keys, config.block_n, config.qk_parts), config)
+    s = start_scores(left.q, multiplied_keys(keys, config), config)
     s = warpgroup_mma_wait(0, deps=(s,))
     scales = key_block_scales(ctx, left.tile, visited.tile)
     s = scaled_scores(ctx, s, scales, left.slot, left.slot, left.wg)

@@ -41,9 +41,10 @@ def _converting_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
     """The usual configuration plus a converting warpgroup, which leaves room for only two consumer warpgroups."""
     config, why = choose_config(ELEMENT_OF[problem.dtype], problem.dim_qk, problem.dim_v, min(seq_q, SHORT_ROWS), True)
     config = replace(
-        config, operands=replace(config.operands, eight_bit=eight_bit_of(problem)), store_parts=config.v_parts,
+        config, operands=replace(config.operands, eight_bit=eight_bit_of(problem), exact_values=False),
         registers=Registers(CONVERT_CONSUMER, CONVERT_PRODUCER), take_turns=config.wide < 256,
     )  # fmt: skip
+    config = replace(config, store_parts=config.v_parts)
     return _fitted(config), f"{why}; a warpgroup more converts tiles to 16 bits in the slots where they arrive"
 
 

@@ -21,7 +21,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from ....nvidia.pipelines import consumer_state
 from ....pieces.scales import OfTokens, by_token, has_row_scale, scale_row
 from ....pieces.softmax import pack_fp16
-from ...columns import as_matrices, columns_before
+from ...column_slices import columns_before
+from ...columns import as_matrices
 from ..packed_rows import row_heads, row_tokens
 from .rings import CONVERTING, first_halves
 from .scales import ONE, TOPS, factors_of, fraction_exponent, largest_of_warps
