@@ -68,6 +68,7 @@ def test_page_sizes(case):
 SHAPES = [replace(base, dim=dim, heads_q=8, heads_kv=8 // group)
           for base in MIXES for dim in (32, 64, 128, 256) for group in (1, 4, 8)]  # fmt: skip
 SHAPES += [replace(base, dim=72, dim_v=40, dtype=torch.float16) for base in (*MIXES, replace(PAGED, page_size=3))]
+SHAPES += [replace(base, dim=dim, heads_q=8) for base in (*MIXES, replace(PAGED, page_size=3)) for dim in (80, 208)]
 SHAPES += [replace(base, layout="heads-first") for base in MIXES]
 
 

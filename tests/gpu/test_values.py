@@ -179,7 +179,7 @@ def test_without_queries():
     assert out.shape == (2, 0, 4, 128) and lse.shape == (2, 4, 0)
 
 
-WIDTHS = (32, 64, 80, 96, 128, 256, 320)
+WIDTHS = (32, 64, 80, 96, 112, 128, 160, 208, 256, 320)
 HIDDEN = [replace(BASE, dim=dim, seq_q=300, mask=mask) for dim in WIDTHS for mask in ("causal", "window")]
 HIDDEN += [replace(BASE, dim=dim, seq_q=300, heads_q=16, dtype=torch.float16) for dim in (64, 128)]
 HIDDEN += [replace(BASE, dim=192, dim_v=128, seq_q=300, mask="causal")]

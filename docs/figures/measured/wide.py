@@ -8,12 +8,11 @@ from docs.figures.svg import BLUE, GREEN, GREY, ORANGE, RED, box, picture, words
 
 REASONS = """Why some are behind (what was tried: [bench/notes.md](../bench/notes.md), from experiment 117 on):
 
-- *192 full, 192/128 at 16 k, 33 k full*: up to 3 %. The peers' key tiles have up to 176 keys; Triton's tensors have
+- *192 full, 192/128 at 16 k, 33 k full*: up to 1 %; on the H100, whose rows of 40 to 224 columns are from before P·V
+  had exactly their columns (experiment 261), 3 %. The peers' key tiles have up to 176 keys; Triton's tensors have
   powers of two, so ours have 64 and 128. At 192 full and 192/128 the last columns of Q stay in registers; one copy of
   the loop for both warpgroups (experiment 215) is no faster in rows of 16 k keys, and at 192 their code differs.
-- *40 full* on the first card: timed when its values had two parts, of 32 and 16 columns. With one part it is 1.09 × as
-  fast there (experiment 222), and ahead on the H100.
-- *224 causal*: level within a percent; 64 keys a tile, as above.
+- *224 causal* on the H100: as above; on the first card, timed again since, it is ahead.
 - *64 × 256 at D 128*: tiles of one or two key tiles; the bytes alone take 61 µs (H200, experiments 164, 165).
 - *Soft-cap at head dim 256*: two special functions a score, and 64 keys a tile.
 - Head dims 320 and 512 have no peer here: each refused them.
@@ -35,7 +34,7 @@ def section(record: dict[str, Any], other: dict[str, Any]) -> list[str]:
     lines = [
         "## Wide: other head dims, groups, lengths, windows, documents",
         "",
-        f"`{record['command']}`, {record['date'][:10]}. bf16 unless fp16 is named; {_behind(rows)} of the "
+        f"`{record['command']}`, {record['date'][:10]}{_again(record)}. bf16 unless fp16 is named; {_behind(rows)} of the "
         f"{sum(bool(_speeds(results)) for _, results in rows)} cases that a peer has are behind the fastest one. "
         "FlashAttention 3 (`fa3`) is the varlen form of its C++ kernels that vLLM ships; documents are sequences of "
         "their own for it, while warpattn reads their bounds from a tensor. – where a peer has no kernel for a case.",
