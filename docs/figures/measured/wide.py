@@ -34,8 +34,8 @@ def section(record: dict[str, Any], other: dict[str, Any]) -> list[str]:
     lines = [
         "## Wide: other head dims, groups, lengths, windows, documents",
         "",
-        f"`{record['command']}`, {record['date'][:10]}{_again(record)}. bf16 unless fp16 is named; {_behind(rows)} of the "
-        f"{sum(bool(_speeds(results)) for _, results in rows)} cases that a peer has are behind the fastest one. "
+        f"`{record['command']}`, {record['date'][:10]}{_again(record)}. bf16 unless fp16 is named; {_behind(rows)} of "
+        f"the {sum(bool(_speeds(results)) for _, results in rows)} cases that a peer has are behind the fastest one. "
         "FlashAttention 3 (`fa3`) is the varlen form of its C++ kernels that vLLM ships; documents are sequences of "
         "their own for it, while warpattn reads their bounds from a tensor. – where a peer has no kernel for a case.",
         "",
