@@ -10,7 +10,8 @@ GREEN, ORANGE = "#4f9d69", "#e0a030"
 
 def box(x: float, y: float, wide: float, tall: float, fill: str = PALE, stroke: str = "none") -> str:
     """A rectangle."""
-    return f'<rect x="{x:g}" y="{y:g}" width="{wide:g}" height="{tall:g}" fill="{fill}" stroke="{stroke}" rx="2"/>'
+    edge = "" if stroke == "none" else f' stroke="{stroke}"'
+    return f'<rect x="{x:g}" y="{y:g}" width="{wide:g}" height="{tall:g}" fill="{fill}"{edge} rx="2"/>'
 
 
 def dot(x: float, y: float, fill: str, radius: float = 5) -> str:
@@ -20,8 +21,8 @@ def dot(x: float, y: float, fill: str, radius: float = 5) -> str:
 
 def words(x: float, y: float, text: str, size: int = 13, fill: str = DARK, anchor: str = "start") -> str:
     """A line of text; `y` is its base line."""
-    style = f'font-family="sans-serif" font-size="{size}" fill="{fill}" text-anchor="{anchor}"'
-    return f'<text x="{x:g}" y="{y:g}" {style}>{escape(text)}</text>'
+    side = "" if anchor == "start" else f' text-anchor="{anchor}"'
+    return f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{fill}"{side}>{escape(text)}</text>'
 
 
 def arrow(x: float, y: float, to_x: float, to_y: float) -> str:
@@ -36,5 +37,6 @@ def picture(wide: float, tall: float, parts: list[str]) -> str:
     head = f'<defs>{head}<path d="M0,0 L8,4 L0,8 z" fill="{GREY}"/></marker></defs>'
     body = "\n".join([head, box(0, 0, wide, tall, "white"), *parts])
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:g} {tall:g}" width="{wide:g}">\n{body}\n</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:g} {tall:g}" width="{wide:g}" '
+        f'font-family="sans-serif">\n{body}\n</svg>\n'
     )
