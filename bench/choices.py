@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     drawn = [case for seed in args.seed for case in shapes(args.shapes, seed)]
     cases = [*map(find, args.case), *(case for case in drawn if args.dim is None or case.dim in args.dim)]
     if not cases:
-        parser.error("there is nothing to time: give --shapes or --case")
+        parser.error("there is nothing to time: give --shapes or --case, or another --dim")
     require_card(parser, "choices")
     found = record.start("bench.choices", argv, {"rounds": args.rounds, "seed": args.seed})
     compile_all(cases, args.workers)

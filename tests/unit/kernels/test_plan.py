@@ -50,6 +50,23 @@ def test_a_plan_prints_itself_and_its_reasons():
     assert all(f"because {reason}" in text for reason in chosen.choice.reasons)
 
 
+@pytest.mark.parametrize(
+    ("columns", "kind", "exact"),
+    [(80, "dense", True), (208, "ragged", True), (64, "dense", False), (104, "dense", False), (72, "dense", False)],
+)
+def test_a_plan_says_when_products_have_exactly_the_columns_of_values(columns, kind, exact):
+    """And not in parts, whose padding takes time, too. Those of 72 columns do without a mask alone."""
+    masked = problem(wa.Causal(), batch=8, seq_q=2000, seq_k=2000, dim_qk=columns, dim_v=columns, kind=kind)
+    assert (f"P·V is one product of exactly {columns} columns" in str(plan(masked, "sm90"))) == exact
+
+
+@pytest.mark.parametrize(("columns", "exact"), [(64, False), (80, True), (96, False), (112, True), (128, False)])
+def test_a_backward_plan_says_the_same_of_gradients(columns, exact):
+    """At 96 columns parts of 64 and 32 have no padding."""
+    long = problem(wa.Causal(), seq_q=2000, seq_k=2000, dim_qk=columns, dim_v=columns)
+    assert ("products of exactly their columns" in str(plan_backward(long, "sm90"))) == exact
+
+
 ONE_OF_MANY = re.compile(r"(?<![\w.,/:×-])1 (?!x |×|of |to |by |and )(?:\w+ ){0,2}(?!is\b|takes\b)\w+s\b")
 SMALLEST = {"batch": 1, "heads_q": 1, "heads_kv": 1, "seq_q": 1, "seq_k": 1}
 

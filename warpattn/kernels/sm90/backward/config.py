@@ -230,6 +230,7 @@ def reads_place(score: Hashable) -> bool:
 def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choice:
     """Chooses for the gradients of a dense or ragged `problem`."""
     config, why = choose_config(problem, deterministic)
+    why += "; dK and dV are products of exactly their columns" * config.exact_sums
     return key_tile_choice(problem, config, why, target)
 
 

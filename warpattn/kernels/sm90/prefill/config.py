@@ -79,10 +79,11 @@ def block_columns(dim_v: int) -> int:
 
 
 @cache
-def block_words(dim_v: int) -> tuple[str, ...]:
-    """Why values have several launches; () if they have one."""
+def value_words(dim_v: int, exact: bool) -> tuple[str, ...]:
+    """Why values have several launches, and whether products have exactly their columns; () if neither."""
     count, columns = len(value_blocks(dim_v)), block_columns(dim_v)
-    return (f"values of > {MOST_VALUES} columns: {count} launches of {columns}, each with all scores",) * (count > 1)
+    words = (f"values of > {MOST_VALUES} columns: {count} launches of {columns}, each with all scores",) * (count > 1)
+    return words + (f"P·V is one product of exactly {columns} columns: its padding costs nothing",) * exact
 
 
 class TileShape(NamedTuple):
@@ -335,9 +336,8 @@ class SM90Config(KeyTileSizes, EightBitSizes, ExactValues):
 
 def choose_config(element: Element, dim_qk: int, dim_v: int, seq_q: int, masked: bool) -> tuple[SM90Config, str]:
     """The configuration that measured best for a pair of head dims, and one sentence why (cycles: bench/notes.md).
-    Values of more than 256 columns have several launches; the configuration is for the columns of one.
-
-    `masked`: the mask hides some keys, so tiles differ in length.
+    Values of more than 256 columns have several launches; the configuration is for the columns of one. `masked`: the
+    mask hides some keys, so tiles differ in length.
     """
     dim_v = block_columns(dim_v)
     qk, v = split_dim(dim_qk), split_values(dim_v)

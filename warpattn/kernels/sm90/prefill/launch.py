@@ -27,7 +27,7 @@ from warpattn.sequences import Sequence
 from ...nvidia.combine_launch import combine_launch, workspace
 from ..arguments import LARGEST_EXPONENT, PrefillShape, SplitShape
 from ..copies.launch import copied
-from .config import SM90Config, block_words, pad_dim, value_blocks
+from .config import SM90Config, pad_dim, value_blocks, value_words
 from .eight_bit.transpose_launch import transposed
 
 OPTIONS = compile_options()
@@ -47,7 +47,7 @@ class TileOrder:
 def arrange(problem: Problem, target: Arch, config: SM90Config, why: tuple[str, ...], parts: int = 1) -> Choice:
     """Makes the `Choice` of `config` for a dense `problem`: tile order, grid, lines. `why`: reasons for
     the configuration; `parts`: CTAs that share the keys of a tile."""
-    heads, blocks_why = problem.batch * problem.heads_q, block_words(problem.dim_v)
+    heads, values_why = problem.batch * problem.heads_q, value_words(problem.dim_v, config.exact_values)
     m_tiles = -(-problem.seq_q // config.tokens)
     section, section_why = _section(problem, target, m_tiles, config.packed)
     order = TileOrder(m_tiles, heads, section)
@@ -67,7 +67,7 @@ def arrange(problem: Problem, target: Arch, config: SM90Config, why: tuple[str, 
     ctas = "one persistent CTA" if config.ctas == 1 else f"one of {config.ctas} persistent CTAs"
     cta_why = f"{ctas} on each of {target.processors} SMs takes tiles as it gets free"
     early = EARLY_AND_WAITS if config.split else f"{EARLY_AND_WAITS}; then those of the next kernel may"
-    reasons = (*why, *blocks_why, section_why, cta_why, early, COPY_RULE)
+    reasons = (*why, *values_why, section_why, cta_why, early, COPY_RULE)
     return Choice("prefill", config, (grid,), lines, reasons, partitions=parts, order=order)
 
 

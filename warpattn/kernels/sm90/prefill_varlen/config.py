@@ -36,7 +36,7 @@ from ..prefill.choice import (
     tiling,
     usual_config,
 )
-from ..prefill.config import SM90Config, TileShape, block_words
+from ..prefill.config import SM90Config, TileShape, value_words
 from ..prefill.rates import LENGTHS_TILES
 
 PAGED_REGISTERS = 32  # registers a thread of a producer that holds page numbers, beside 2 x 240 or 3 x 160
@@ -159,7 +159,7 @@ def choose(
     order = VarlenOrder(blocks, _candidates(problem, tiles.tokens), section)
     why = f"{best.why}; {split_why}" if parts > 1 else best.why
     rules = box_why, section_why, order_why, EARLY_AND_WAITS, COPY_RULE
-    reasons = (why, row_words(best.candidate.tiling), *block_words(problem.dim_v), *rules)
+    reasons = (why, row_words(best.candidate.tiling), *value_words(problem.dim_v, tiles.exact_values), *rules)
     return Choice("prefill_varlen", config, (grid,), lines, reasons, partitions=parts, order=order)
 
 
