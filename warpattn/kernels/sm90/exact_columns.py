@@ -57,6 +57,7 @@ def without_padding(tile, widths: gl.constexpr):
 def add_product(o, pairs, v, widths: gl.constexpr, element: gl.constexpr):
     """Starts O += P·V; O may be read after a wait. o: parts [64, width] fp32; pairs: P, packed [64, N/8, 4]; v: boxes
     [N, 64] of `element`, or a single tile of several."""
+    gl.static_assert(v[0].layout.swizzle_byte_width == 128, "the descriptor of V says so")
     types: gl.constexpr = accumulator_types(o[0].shape[0], widths)
     asm: gl.constexpr = product_asm(v[0].shape[0], widths, element)
     constraints: gl.constexpr = product_constraints(v[0].shape[0], len(v), widths)

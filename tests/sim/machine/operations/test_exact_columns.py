@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from triton.compiler.errors import CompilationError
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma_wait
@@ -107,6 +108,11 @@ def test_a_result_that_is_not_waited_for_is_a_race():
 def test_values_that_were_never_written_are_found():
     report = run(product_kernel, (1,), *arguments(80, filled=1))
     assert [finding.kind for finding in report.findings][:1] == ["UninitialisedRead"]
+
+
+def test_boxes_of_another_swizzle_are_refused():
+    with pytest.raises(CompilationError, match="the descriptor of V says so"):
+        run(product_kernel, (1,), *arguments(80, box=32))
 
 
 def test_boxes_with_a_gap_are_not_simulated():
