@@ -136,7 +136,7 @@ def measured(case: Case, rounds: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def records(paths: Sequence[Path]) -> list[dict[str, Any]]:
+def read_records(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Records of this command, without shapes that a later one has measured again, with newer kernels."""
     found = [json.loads(path.read_text()) for path in paths]
     for n, one in enumerate(found):

@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.cases import Case
-from bench.choices import CHOSEN, checked, empty
-from bench.choices import records as read_records
+from bench.choices import CHOSEN, checked, empty, read_records
 from bench.measure.arguments import status
 from warpattn.kernels.sm90.candidates import described
 from warpattn.kernels.sm90.prefill.choice import (

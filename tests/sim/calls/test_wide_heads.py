@@ -30,6 +30,7 @@ DENSE = Case(batch=1, seq_q=150, seq_k=170, heads_q=2, heads_kv=1, dim=512, dtyp
 PAGED = replace(DENSE, kind="paged", batch=2, lens_k=(90, 37), seq_q=40, page_size=16)
 CASES = {
     "prefill": DENSE,
+    "prefill-128-320": replace(DENSE, dim=128, dim_v=320),  # blocks of 160 columns, stored 64 at a time
     "prefill-320-264": replace(DENSE, dim=320, dim_v=264, dtype=torch.float16, mask="full", sinks=True),
     "prefill-512-64": replace(DENSE, dim_v=64, score="softcap"),
     "prefill-64-512": replace(DENSE, dim=64, dim_v=512, mask="window"),

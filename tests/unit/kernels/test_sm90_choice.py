@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench.cases import Case, groups
-from bench.choices import checked, described, empty, records
+from bench.choices import checked, described, empty, read_records
 from tests.unit.kernels.sm90_builds import chosen
 from warpattn.kernels.pieces.span_tiles import TileSize, span_tiles
 from warpattn.kernels.sm90.candidates import candidates
@@ -23,7 +23,7 @@ from warpattn.problem.launch import PlanOptions
 from warpattn.problem.operands import is_masked
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
 
-TRIED = records([Path(__file__).parents[3] / record for record in RECORDS])
+TRIED = read_records([Path(__file__).parents[3] / record for record in RECORDS])
 SLOWEST = 0.93  # of the speed of the best configuration
 MEASURED = [case for name, cases in groups().items() if name not in ("smoke", "wide") for case in cases]
 

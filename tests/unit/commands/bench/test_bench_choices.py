@@ -62,7 +62,7 @@ FAR_OFF = {
 
 def test_every_row_of_the_table_is_near_its_times() -> None:
     """What rates.py says of itself."""
-    found = rates.by_row(choices.records([Path(record) for record in RECORDS]))
+    found = rates.by_row(choices.read_records([Path(record) for record in RECORDS]))
     assert set(found) == {rates.Row(size, tile) for size, tiles in RATES.items() for tile in tiles}
     for row, errors in found.items():
         bound = FAR_OFF.get((row.columns, *row.tile), 0.068 if row.columns == 80 else 0.10)
