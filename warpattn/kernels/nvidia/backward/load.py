@@ -19,7 +19,7 @@ from ...pieces.scheduler import fetch_next, resolve_next
 from ..pipelines import producer_state
 from . import arguments as sizes
 from .turns import key_tile, sharing
-from .visits import FIRST, MASKED, MORE, STAGES, Visit, at_keys, no_visit, publish_visit
+from .visits import FIRST, MASKED, MORE, STAGES, Visit, at_number, no_visit, publish_visit
 
 SEARCH = gl.constexpr(sizes.SEARCH)
 BEHIND = gl.constexpr(sizes.BEHIND)
@@ -27,56 +27,73 @@ BEHIND = gl.constexpr(sizes.BEHIND)
 
 @gluon.aggregate
 class Search:
-    """The state of the search for query tiles: the tests of a block of tiles, and the last lane taken."""
+    """The state of the search for query tiles: the tests of a block of tiles, a bit for each."""
 
     origin: gl.tensor  # with heads side by side, the query tile with which the walk begins
     h: gl.tensor  # query head, or the first of the heads side by side
     block: gl.tensor  # number of the block's first tile, counted as in `tile_at`
-    meets: gl.tensor  # [SEARCH] bool
-    masked: gl.tensor  # [SEARCH] int32, the flag
-    turn: gl.tensor  # [SEARCH]
-    lane: gl.tensor
+    meets: gl.tensor  # int32 bits: tiles that see the keys and are still to be visited
+    masked: gl.tensor  # int32 bits: tiles that need the mask
+    turn: gl.base_value  # [SEARCH], if gradients are deterministic
 
 
 @gluon.jit
 def load_role(ctx):
     """Loads key tiles until none is left, and publishes that."""
     state = producer_state(STAGES)  # of the rings of Q and dO
-    key_state = producer_state(1)
+    k_state = producer_state(ctx.config.key_stages)
+    v_state = producer_state(1)
     number = gl.program_id(0)
     total = ctx.work.total()
     while number < total:
-        state = load_tiles(at_keys(ctx, number), state, key_state, number)
-        key_state = key_state.step()
-        if ctx.config.persistent:
-            taken = fetch_next(ctx.tensors.counter, ctx.work, number)
-            number = resolve_next(ctx.tensors.counter, ctx.work, number, taken)
-        else:
-            number = total
+        state, number = load_tiles(at_number(ctx, number), state, k_state, v_state, number)
+        k_state = k_state.step()
+        v_state = v_state.step()
     if ctx.config.persistent:
         announce_end(ctx, state)
 
 
 @gluon.jit
-def load_tiles(ctx, state, key_state, number):
-    """Loads K and V of a key tile, and every query tile that sees its keys; returns the next slot's state."""
+def load_tiles(ctx, state, k_state, v_state, number):
+    """Loads K and V of a key tile, and every query tile that sees its keys; returns the next slot's state and the next
+    key tile's number."""
     search, visit = next_visit(ctx, first_search(ctx, number), number)
     visit = at_least_one(visit)
-    pending = gl.to_tensor(True)
-    while visit.row >= 0:
-        load_rows(ctx, (ctx.tensors.q, ctx.tensors.shift), ctx.rings.q, ctx.rings.shift, state, visit)
-        if pending:
-            ctx.rings.k.producer_acquire(key_state)  # V is free, too: it was read before the last dS, and K after that
-            load_keys(ctx, ctx.tensors.k, ctx.rings.k, visit, ctx.config.padded_qk)
-        search, following = next_visit(ctx, search, number)  # while Q is in flight
-        announce(ctx, state, visit, following)
-        load_rows(ctx, (ctx.tensors.do, ctx.tensors.delta), ctx.rings.do, ctx.rings.delta, state, visit)
-        if pending:  # behind dO, which is needed no later
-            load_keys(ctx, ctx.tensors.v, ctx.rings.v, visit, ctx.config.padded_v)
-            pending = gl.to_tensor(False)
+    load_queries(ctx, state, visit)
+    ctx.rings.k.producer_acquire(k_state)
+    load_keys(ctx, ctx.tensors.k, ctx.rings.k, k_state, visit, ctx.config.padded_qk)
+    search, following = next_visit(ctx, search, number)  # while Q is in flight
+    announce(ctx, state, visit, following)
+    if ctx.config.key_stages > 1:  # otherwise V is free: it was read before the last dS, and K after that
+        ctx.rings.v.producer_acquire(v_state)
+    load_keys(ctx, ctx.tensors.v, ctx.rings.v, v_state, visit, ctx.config.padded_v)
+    while following.row >= 0:
+        load_output_gradients(ctx, state, visit)
         state = state.step()
         visit = following
-    return state
+        load_queries(ctx, state, visit)
+        search, following = next_visit(ctx, search, number)
+        announce(ctx, state, visit, following)
+    if ctx.config.persistent:
+        taken = fetch_next(ctx.tensors.counter, ctx.work, number)  # arrives while the last dO waits for its slot
+        load_output_gradients(ctx, state, visit)
+        number = resolve_next(ctx.tensors.counter, ctx.work, number, taken)
+    else:
+        load_output_gradients(ctx, state, visit)
+        number = ctx.work.total()
+    return state.step(), number
+
+
+@gluon.jit
+def load_queries(ctx, state, visit):
+    """Loads Q and the rows' shifts."""
+    load_rows(ctx, (ctx.tensors.q, ctx.tensors.shift), ctx.rings.q, ctx.rings.shift, state, visit)
+
+
+@gluon.jit
+def load_output_gradients(ctx, state, visit):
+    """Loads dO and the rows' deltas."""
+    load_rows(ctx, (ctx.tensors.do, ctx.tensors.delta), ctx.rings.do, ctx.rings.delta, state, visit)
 
 
 @gluon.jit
@@ -98,7 +115,7 @@ def first_key(ctx, visit):
 def announce_end(ctx, state):
     """Publishes that no keys are left, by a slot without a tile."""
     full = ctx.rings.q.producer_acquire(state)
-    publish_visit(ctx.rings.visits, state.index + STAGES * (state.phase ^ 1), no_visit(ctx))
+    publish_visit(ctx, state, no_visit(ctx))
     mbarrier.arrive(full, count=2)
     if ctx.config.reduces:
         full = ctx.rings.ds.producer_acquire(state)  # for `reduce`, which no dS reaches
@@ -106,17 +123,17 @@ def announce_end(ctx, state):
 
 
 @gluon.jit
-def load_keys(ctx, source, ring, visit, cols: gl.constexpr):
+def load_keys(ctx, source, ring, state, visit, cols: gl.constexpr):
     """Loads the CTA's K or V, `cols` columns, in parts."""
     keys = ctx.keys
-    full = ring.full(0)
+    full = ring.full(state.index)
     mbarrier.expect(full, ctx.config.key_bytes(cols))
     parts: gl.constexpr = ctx.config.key_parts
     boxes: gl.constexpr = ring.parts // parts
     for part in gl.static_range(parts):
         row = first_key(ctx, visit) + part * ctx.config.rows
         for box in gl.static_range(boxes):
-            smem = ring.smem.index(part * boxes + box)
+            smem = ring.tile(state, part * boxes + box)
             source.load(keys.k_start, keys.seq_k, row, keys.h, full, smem, box * smem.shape[-1])
 
 
@@ -137,8 +154,7 @@ def load_rows(ctx, sources, ring, numbers, state, visit):
 def announce(ctx, state, visit, following):
     """Publishes a visit and whether another one follows; this is the second arrival on the Q slot's full barrier."""
     flags = visit.flags | gl.where(following.row >= 0, MORE, 0) | (first_key(ctx, visit) << FIRST)
-    visit = Visit(visit.b, visit.h, visit.row, flags, visit.turn, visit.number)
-    publish_visit(ctx.rings.visits, state.index + STAGES * (state.phase ^ 1), visit)
+    publish_visit(ctx, state, Visit(visit.b, visit.h, visit.row, flags, visit.turn, visit.number))
     mbarrier.arrive(ctx.rings.q.full(state.index), count=1)
 
 
@@ -160,27 +176,34 @@ def next_visit(ctx, search, number):
     together = heads_together(ctx)
     tiles = query_tiles(ctx) * together
     end = (keys.h + 1) * keys.group
-    found = next_lane(search)
-    while (found == SEARCH) & (search.h < end):
+    while (search.meets == 0) & (search.h < end):
         block = search.block + SEARCH
         done = block >= tiles
         h = search.h + gl.where(done, together, 0)
         search = search_block(ctx, search.origin, h, gl.where(done, 0, block), number)
-        found = gl.where(search.h < end, next_lane(search), SEARCH)
-    lane = gl.arange(0, SEARCH, lane_layout())
-    flags = gl.sum(gl.where(lane == found, search.masked, 0), 0)
+    found = lowest_bit(search.meets)
     h, row = tile_at(ctx, search.origin, search.h, search.block + found)
-    row = gl.where(found < SEARCH, row, -1)
-    turn = gl.sum(gl.where(lane == found, search.turn, 0), 0)
-    visit = Visit(keys.b, h, row, flags, turn, number)
-    return Search(search.origin, search.h, search.block, search.meets, search.masked, search.turn, found), visit
+    row = gl.where((search.meets != 0) & (search.h < end), row, -1)
+    flags = gl.where((search.masked >> found & 1) != 0, MASKED, 0)
+    turn = gl.to_tensor(0)
+    if ctx.config.deterministic:
+        turn = gl.sum(gl.where(gl.arange(0, SEARCH, lane_layout()) == found, search.turn, 0), 0)
+    rest = search.meets & (search.meets - 1)
+    following = Search(search.origin, search.h, search.block, rest, search.masked, search.turn)
+    return following, Visit(keys.b, h, row, flags, turn, number)
 
 
 @gluon.jit
-def next_lane(search):
-    """The first lane after the last one taken whose tile sees the keys; SEARCH if there is none."""
-    lane = gl.arange(0, SEARCH, lane_layout())
-    return gl.min(gl.where(search.meets & (lane > search.lane), lane, SEARCH), 0)
+def lowest_bit(bits):
+    """The number of the lowest bit that is set, by the exponent of the number that has only this bit."""
+    alone = (bits & -bits).to(gl.float32).to(gl.int32, bitcast=True)
+    return gl.maximum((alone >> 23 & 255) - 127, 0)
+
+
+@gluon.jit
+def as_bits(lanes):
+    """A bit for each of [SEARCH] lanes, as one int32."""
+    return gl.sum(gl.where(lanes, 1 << gl.arange(0, SEARCH, lane_layout()), 0), 0)
 
 
 @gluon.jit
@@ -200,10 +223,10 @@ def search_block(ctx, origin, h, block, number):
     clean = (full_lo <= keys.first) & (end <= full_hi) & (row >= 0)
     if ctx.mods.score is not None:
         clean = clean & (row + block_m <= keys.seq_q)
-    turn = gl.zeros_like(tile)
+    turn = None
     if ctx.config.deterministic:
-        turn += turn_at(ctx, number, row // block_m, last)
-    return Search(origin, h, block, meets, gl.where(clean, 0, MASKED), turn, gl.to_tensor(-1))
+        turn = turn_at(ctx, number, row // block_m, last)
+    return Search(origin, h, block, as_bits(meets), as_bits(meets & (clean == 0)), turn)
 
 
 @gluon.jit

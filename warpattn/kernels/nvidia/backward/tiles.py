@@ -50,6 +50,11 @@ class BackwardTiles(ArchTiles):
         return 1
 
     @cached_property
+    def key_stages(self) -> int:
+        """Slots of the ring of K."""
+        return 1
+
+    @cached_property
     def waits_for_later(self) -> bool:
         """Whether CTAs with later keys add to a dQ tile first, so that they have to be launched first."""
         return self.deterministic and not self.side_by_side

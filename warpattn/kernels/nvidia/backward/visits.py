@@ -7,6 +7,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler import get_field, put_field
+from ..pipelines import PipelineState
 from . import arguments as sizes
 
 STAGES = gl.constexpr(sizes.STAGES)
@@ -187,13 +188,27 @@ def keys_at(work, number, config: gl.constexpr):
 
 
 @gluon.jit
-def at_keys(ctx, number):
-    """The context for a role that goes on to key tile `number`."""
+def at_number(ctx, number):
+    """The context for the loader of key tile `number`."""
     if ctx.config.persistent:
-        keys = keys_at(ctx.work, number, ctx.config)
-        return Context(ctx.tensors, ctx.rings, ctx.work, keys, ctx.mods, ctx.slope, ctx.scale, ctx.config)
+        return with_keys(ctx, keys_at(ctx.work, number, ctx.config))
     else:
         return ctx
+
+
+@gluon.jit
+def at_keys(ctx, state):
+    """The context of the key tile whose visit is in the slot of a consumer's `state`; called by four warps."""
+    if ctx.config.persistent:
+        return with_keys(ctx, read_keys(ctx, state))
+    else:
+        return ctx
+
+
+@gluon.jit
+def with_keys(ctx, keys):
+    """The context of other keys."""
+    return Context(ctx.tensors, ctx.rings, ctx.work, keys, ctx.mods, ctx.slope, ctx.scale, ctx.config)
 
 
 @gluon.jit
@@ -206,11 +221,8 @@ def dense_keys(work, number, config: gl.constexpr):
     elif config.mirrored:
         n = work.mirrored_tile(number, n, config)
     b = head // shape.heads_kv
-    first = n * config.block_n
-    zero = gl.to_tensor(0)
-    return Keys(
-        b, head - b * shape.heads_kv, first, shape.seq_q, shape.seq_k, shape.group, b, b, b * shape.heads_q, zero
-    )  # fmt: skip
+    h, first, zero = head - b * shape.heads_kv, n * config.block_n, gl.to_tensor(0)
+    return Keys(b, h, first, shape.seq_q, shape.seq_k, shape.group, b, b, b * shape.heads_q, zero)
 
 
 @gluon.jit
@@ -234,25 +246,60 @@ def padded_start(start, b):
 
 
 @gluon.jit
-def publish_visit(slots, index, visit):
-    """Writes a visit into record `index`; called by one warp."""
-    put_field(slots.index(index * FIELDS), visit.row)
-    put_field(slots.index(index * FIELDS + 1), visit.h)
-    put_field(slots.index(index * FIELDS + 2), visit.flags)
-    put_field(slots.index(index * FIELDS + 3), visit.turn)
-    put_field(slots.index(index * FIELDS + 4), visit.number)
+def publish_visit(ctx, state, visit):
+    """Writes a visit, and its keys where they are not the CTA's only ones, into the record of a producer's `state`;
+    called by one warp."""
+    slots, first = ctx.rings.visits, record(PipelineState(state.index, state.phase ^ 1, STAGES))
+    put_fields(slots, first, (visit.row, visit.h, visit.flags, visit.turn))
+    if ctx.config.persistent:
+        keys = ctx.keys
+        put_field(slots.index(first + 4), visit.number)
+        if ctx.config.ragged:
+            put_fields(slots, first + 5, (keys.b, keys.h, keys.first, keys.seq_q, keys.seq_k))
+            put_fields(slots, first + 10, (keys.q_start, keys.k_start, keys.row))
+
+
+@gluon.jit
+def put_fields(slots, first, values):
+    """Writes values from field `first` on; called by one warp."""
+    for i in gl.static_range(len(values)):
+        put_field(slots.index(first + i), values[i])
+
+
+@gluon.jit
+def record(state):
+    """The first field of the record of a consumer's `state`."""
+    return (state.index + STAGES * state.phase) * FIELDS
 
 
 @gluon.jit
 def read_visit(ctx, state):
     """Reads the visit whose tile is in the slot of a consumer's `state`, of any ring with a slot per visit; called by
     four warps."""
-    first = (state.index + STAGES * state.phase) * FIELDS
+    first = record(state)
     slots = ctx.rings.visits
     row = get_field(slots.index(first))
     h, flags, turn = (slots.index(first + 1), slots.index(first + 2), slots.index(first + 3))
-    number = get_field(slots.index(first + 4))
+    number = gl.to_tensor(0)
+    if ctx.config.persistent:
+        number = get_field(slots.index(first + 4))
     return Visit(ctx.keys.b, get_field(h), row, get_field(flags), get_field(turn), number)
+
+
+@gluon.jit
+def read_keys(ctx, state):
+    """Reads the keys of the visit in the slot of a consumer's `state`."""
+    slots, first = ctx.rings.visits, record(state)
+    if ctx.config.ragged:  # numbers that the loader had to read from global memory
+        b, h, key = (slots.index(first + 5), slots.index(first + 6), slots.index(first + 7))
+        seq_q, seq_k = (slots.index(first + 8), slots.index(first + 9))
+        q_start, k_start, row = (slots.index(first + 10), slots.index(first + 11), slots.index(first + 12))
+        return Keys(
+            get_field(b), get_field(h), get_field(key), get_field(seq_q), get_field(seq_k), ctx.work.shape.group,
+            get_field(q_start), get_field(k_start), gl.to_tensor(0), get_field(row),
+        )  # fmt: skip
+    else:
+        return dense_keys(ctx.work, get_field(slots.index(first + 4)), ctx.config)
 
 
 @gluon.jit
@@ -264,7 +311,7 @@ def no_visit(ctx):
 
 @gluon.jit
 def first_visit(ctx, ring, state, visit_state):
-    """Waits for the first visit of the role's first key tile."""
+    """Waits for the first visit of a role's next key tile."""
     ring.consumer_wait(state)
     return read_visit(ctx, visit_state)
 

@@ -12,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import tcgen05_commit, tcgen05_mma
 
-from ...nvidia.backward.visits import FIELDS, MORE, STAGES
+from ...nvidia.backward.visits import MORE, STAGES, record
 from ...nvidia.pipelines import consumer_state
 from ..sync import await_signal
 from .context import ds_signal, ds_state
@@ -65,8 +65,7 @@ def mma_role(ctx):
 @gluon.jit
 def has_more(ctx, state):
     """Whether a tile follows the one in a Q slot; called by one warp."""
-    first = (state.index + STAGES * state.phase) * FIELDS
-    flags = ctx.rings.visits.index(first + 2).load(gl.BlockedLayout([1], [32], [1], [0]))
+    flags = ctx.rings.visits.index(record(state) + 2).load(gl.BlockedLayout([1], [32], [1], [0]))
     return (gl.max(flags, 0) & MORE) != 0
 
 

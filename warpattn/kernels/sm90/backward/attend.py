@@ -29,13 +29,14 @@ from ...nvidia.backward.visits import STAGES, Visit, at_keys, first_visit, follo
 from ...nvidia.finite import bound_nonfinite, clear_nonfinite
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import as_quads, pack, unpack
+from ...pieces.softmax import as_quads, pack
 from ..column_slices import columns_before, columns_of
 from ..columns import wait_columns, zero_columns
 from ..exact_columns import add_product
-from ..layouts import accumulator_layout, element_type, operand_layout
+from ..layouts import accumulator_layout, element_type
 from .add import add_tile, end_additions, nothing_added
-from .epilogue import store_boxes, store_keys, wait_copies
+from .epilogue import acquire, staging, store_boxes, store_keys, wait_copies
+from .pairs import fp32, multiply_pairs, operand, tile_of
 
 
 @gluon.aggregate
@@ -58,12 +59,16 @@ class Sums:
 def attend_role(ctx, wg: gl.constexpr):
     """Computes dK and dV of the warpgroup's keys, key tile after key tile, and hands dS of every query tile over."""
     state = consumer_state(STAGES)  # of the rings of Q, dO and dS, which have the same number of slots
-    held = consumer_state(1)  # of the rings of K and V
+    held = consumer_state(ctx.config.key_stages)  # of the ring of K
     visit = first_visit(ctx, ctx.rings.q, state, state)
     while visit.number >= 0:
-        state = attend_keys(at_keys(ctx, visit.number), visit, state, held, wg)
-        held = held.step()
+        state = attend_keys(at_keys(ctx, state), visit, state, held, wg)
         visit = following_visit(ctx, ctx.rings.q, state, state)
+        if not ctx.config.attend_adds:
+            wait_copies()  # of the gradients, whose memory may be overwritten now
+        if ctx.config.stages_in_v:
+            ctx.rings.v.consumer_release(held_values(held))
+        held = held.step()
     tma.store_wait(0)  # shared memory must outlive the last copy's reads
 
 
@@ -75,20 +80,20 @@ def attend_keys(ctx, visit, state, held, wg: gl.constexpr):
     rings = ctx.rings
     sums = Sums(zero_columns(config.rows, config.widths_qk), zero_columns(config.rows, config.widths_v))
     wait_finite(ctx, rings.k, held, state, wg, bound_nonfinite)
-    s = warpgroup_mma_wait(0, deps=(start_scores(ctx, state, first_scores(ctx, state), wg),))
+    s = warpgroup_mma_wait(0, deps=(start_scores(ctx, held, state, first_scores(ctx, state), wg),))
     weights = attend(ctx, s, state, visit, wg)
-    wait_finite(ctx, rings.v, held, state, wg, clear_nonfinite)
+    wait_finite(ctx, rings.v, held_values(held), state, wg, clear_nonfinite)
     more = visit.more()
     added = nothing_added()
     while more:
-        sums, weights, state, visit, added = attend_tile(ctx, sums, weights, state, added, wg)
+        sums, weights, state, visit, added = attend_tile(ctx, sums, weights, state, added, held, wg)
         more = visit.more()
     finish_keys(ctx, sums, weights, state, held, added, wg)
     return state.step()
 
 
 @gluon.jit
-def attend_tile(ctx, sums, weights, state, added, wg: gl.constexpr):
+def attend_tile(ctx, sums, weights, state, added, held, wg: gl.constexpr):
     """Does the query tile in slot `state`, whose P is in `weights`, and starts S of the next one. Returns (dK and dV so
     far; the next tile's P, slot and visit; the dQ tile added to)."""
     config: gl.constexpr = ctx.config
@@ -101,12 +106,12 @@ def attend_tile(ctx, sums, weights, state, added, wg: gl.constexpr):
         hand_over(ctx, ds, state, wg)
         dk = wait_columns(0, dk, ds)
         rings.q.consumer_release(state)
-        s = start_scores(ctx, following, first_scores(ctx, following), wg)
+        s = start_scores(ctx, held, following, first_scores(ctx, following), wg)
     else:
         s = first_scores(ctx, following)
         if config.values_first:
             hand_over(ctx, ds, state, wg)
-        s = start_scores(ctx, following, s, wg)
+        s = start_scores(ctx, held, following, s, wg)
         dk = wait_columns(score_products(config), dk, ds)
         rings.q.consumer_release(state)
     s = warpgroup_mma_wait(0, deps=(s,))
@@ -127,9 +132,10 @@ def finish_keys(ctx, sums, weights, state, held, added, wg: gl.constexpr):
     if config.values_first:
         hand_over(ctx, ds, state, wg)
     sums = Sums(wait_columns(0, dk, ds), dv)
-    number = read_visit(ctx, state).number  # read again instead of kept in a register across the loop
+    if config.stages_in_ds and config.key_stages > 1:
+        rings.v.consumer_release(held_values(held))
     rings.q.consumer_release(state)  # the last of the key tile
-    last = at_keys(ctx, number)
+    last = at_keys(ctx, state)  # read again instead of kept in registers across the loop
     if config.attend_adds:
         added = add_tile(ctx, state, added, wg)
         rings.k.consumer_release(held)
@@ -137,9 +143,7 @@ def finish_keys(ctx, sums, weights, state, held, added, wg: gl.constexpr):
             end_additions(ctx, state.step(), added, wg)
         store_boxes(last, sums.dv, scaled(sums.dk, ctx.scale), wg)
     else:
-        smem = rings.out.index(wg)
-        if config.persistent:
-            wait_copies()  # of the previous key tile
+        smem = staging(ctx, state.step(), wg)
         store_keys(last, ctx.tensors.dv, sums.dv, config.widths_v, smem, wg * config.rows)
         wait_copies()
         store_keys(last, ctx.tensors.dk, scaled(sums.dk, ctx.scale), config.widths_qk, smem, wg * config.rows)
@@ -153,7 +157,7 @@ def wait_finite(ctx, ring, held, state, wg: gl.constexpr, replace: gl.constexpr)
     if ctx.mods.keep is not None:
         boxes: gl.constexpr = ring.parts // ctx.config.key_parts
         for box in gl.static_range(boxes):
-            tile = held_tile(ring, state, wg * boxes + box)
+            tile = held_tile(ring, held, state, wg * boxes + box)
             replace(tile.reshape([ctx.config.rows, tile.shape[-1]]))
 
 
@@ -204,7 +208,7 @@ def wait_value_scores(dp, dv, p):
 def hand_over(ctx, ds, state, wg: gl.constexpr):
     """Hands dS of a tile to the roles that add dQ."""
     rings = ctx.rings
-    rings.ds.producer_acquire(PipelineState(state.index, state.phase ^ 1, STAGES))
+    acquire(rings.ds, state)
     rings.ds.tile(state, wg).store(tile_of(ds, ctx.config))
     fence_async_shared()
     rings.ds.producer_commit(state)
@@ -221,11 +225,12 @@ def first_scores(ctx, q_state):
 
 
 @gluon.jit
-def start_scores(ctx, q_state, first, wg: gl.constexpr):
+def start_scores(ctx, held, q_state, first, wg: gl.constexpr):
     """Starts S = K · Qᵀ + first [64, M]."""
     config: gl.constexpr = ctx.config
     widths: gl.constexpr = chain_widths(config, config.widths_qk, config.padded_qk)
-    return start_chain(ctx, ctx.rings.k, ctx.rings.q, q_state, widths, first, ctx.mods.score is None, wg)
+    k = held_parts(ctx.rings.k, held, q_state, wg, config.rows, widths)
+    return start_chain(k, slot_parts(ctx.rings.q, q_state, config.block_m, widths), first, ctx.mods.score is None)
 
 
 @gluon.jit
@@ -233,17 +238,15 @@ def start_value_scores(ctx, do_state, delta, wg: gl.constexpr):
     """Starts dP = V · dOᵀ + delta [64, M]."""
     config: gl.constexpr = ctx.config
     widths: gl.constexpr = chain_widths(config, config.widths_v, config.padded_v)
-    return start_chain(ctx, ctx.rings.v, ctx.rings.do, do_state, widths, delta, True, wg)
+    v = held_parts(ctx.rings.v, consumer_state(1), do_state, wg, config.rows, widths)
+    return start_chain(v, slot_parts(ctx.rings.do, do_state, config.block_m, widths), delta, True)
 
 
 @gluon.jit
-def start_chain(ctx, keys, rows, state, widths: gl.constexpr, first, use_first: gl.constexpr, wg: gl.constexpr):
-    """Starts first + keys [64, D] · rowsᵀ, rows [M, D], one wgmma chain per part of `widths`; `keys`, `rows`: rings."""
-    config: gl.constexpr = ctx.config
-    left = held_parts(keys, state, wg, config.rows, widths)
-    right = slot_parts(rows, state, config.block_m, widths)
-    for i in gl.static_range(len(left)):
-        first = warpgroup_mma(left[i], right[i].permute((1, 0)), first, use_acc=use_first or i > 0, is_async=True)
+def start_chain(keys, rows, first, use_first: gl.constexpr):
+    """Starts first + keys [64, D] · rowsᵀ, rows [M, D], one wgmma chain for each of their parts."""
+    for i in gl.static_range(len(keys)):
+        first = warpgroup_mma(keys[i], rows[i].permute((1, 0)), first, use_acc=use_first or i > 0, is_async=True)
     return first
 
 
@@ -295,10 +298,10 @@ def slot_parts(ring, state, rows: gl.constexpr, widths: gl.constexpr):
 
 
 @gluon.jit
-def held_parts(ring, state, part: gl.constexpr, rows: gl.constexpr, widths: gl.constexpr):
-    """Tile `part` of a ring of one slot, in parts of the columns, addressed as in `held_tile`."""
+def held_parts(ring, held, state, part: gl.constexpr, rows: gl.constexpr, widths: gl.constexpr):
+    """Tile `part` of slot `held`, in parts of the columns, addressed as in `held_tile`."""
     boxes: gl.constexpr = max(1, columns_before(widths, len(widths)) // ring.smem.shape[-1])
-    return parts_at(ring, opaque_zero(state) * ring.parts + part * boxes, rows, widths)
+    return parts_at(ring, held_slot(held, state) * ring.parts + part * boxes, rows, widths)
 
 
 @gluon.jit
@@ -313,10 +316,28 @@ def parts_at(ring, first, rows: gl.constexpr, widths: gl.constexpr):
 
 
 @gluon.jit
-def held_tile(ring, state, part: gl.constexpr):
-    """Tile `part` of a ring of one slot. Its address is computed anew in every iteration, from another ring's `state`:
-    for a constant address the compiler keeps a descriptor for each k-step of a product in registers, and spills."""
-    return ring.smem.index(opaque_zero(state) * ring.parts + part)
+def held_tile(ring, held, state, part: gl.constexpr):
+    """Tile `part` of slot `held`. Its address is computed anew in every iteration, from another ring's `state`: for a
+    constant address the compiler keeps a descriptor for each k-step of a product in registers, and spills."""
+    return ring.smem.index(held_slot(held, state) * ring.parts + part)
+
+
+@gluon.jit
+def held_values(held):
+    """The state of the ring of V, which has one slot, by that of the ring of K."""
+    if held.stages == 1:
+        return held
+    else:
+        return PipelineState(gl.to_tensor(0), held.index, 1)
+
+
+@gluon.jit
+def held_slot(held, state):
+    """The number of slot `held`, see `held_tile`."""
+    if held.stages == 1:
+        return opaque_zero(state)
+    else:
+        return held.index + opaque_zero(state)
 
 
 @gluon.jit
@@ -345,7 +366,9 @@ def attend(ctx, s, q_state, visit, wg: gl.constexpr):
     if ctx.slope is not None:
         visit = read_visit(ctx, q_state)  # again, or the compiler computes what depends on indices alone before S
     visit = Visit(keys.b, visit.h, visit.row, visit.flags, visit.turn, visit.number)  # `b` of this key tile
-    key = visit.first_key() + wg * config.rows + opaque_zero(q_state)  # so that comparisons are not hoisted and kept
+    key = visit.first_key() + wg * config.rows
+    if ctx.slope is not None:
+        key += opaque_zero(q_state)  # so that nothing of it is hoisted and kept
     k = (key + gl.arange(0, config.rows, gl.SliceLayout(1, layout)))[:, None]
     # A thread has columns 8 j + {0, 1} relative to its first. Kept apart from the first column they are constants in
     # the code; added to it they would take 16 registers.
@@ -368,33 +391,3 @@ def attend(ctx, s, q_state, visit, wg: gl.constexpr):
             slope = pack(as_quads(gl.where(kept, fp32(slope, config), 0.0)), dtype)
     p = pack(gl.exp2(as_quads(s * exponent_scale(ctx))), dtype)
     return Weights(p, p if ctx.slope is None else multiply_pairs(p, slope, config))
-
-
-@gluon.jit
-def tile_of(pairs, config: gl.constexpr):
-    """Packed pairs as a [64, M] tensor in the layout of an accumulator."""
-    tile = unpack(pairs, element_type(config.element))
-    return gl.convert_layout(tile, accumulator_layout(config.block_m), assert_trivial=True)
-
-
-@gluon.jit
-def fp32(pairs, config: gl.constexpr):
-    """Packed pairs as [64, M] fp32 in the layout of an accumulator."""
-    return tile_of(pairs, config).to(gl.float32)
-
-
-@gluon.jit
-def operand(pairs, config: gl.constexpr, cols: gl.constexpr):
-    """Packed pairs as the left operand [64, M] of a product with `cols` columns."""
-    tile = unpack(pairs, element_type(config.element))
-    return gl.convert_layout(tile, operand_layout(cols), assert_trivial=True)
-
-
-@gluon.jit
-def multiply_pairs(a, b, config: gl.constexpr):
-    """Multiplies packed pairs and rounds; bf16 takes half the instructions of fp32."""
-    dtype: gl.constexpr = element_type(config.element)
-    if dtype == gl.bfloat16:
-        return gl.inline_asm_elementwise("mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [a, b], gl.int32, is_pure=True, pack=1)
-    else:
-        return pack(as_quads(fp32(a, config) * fp32(b, config)), dtype)

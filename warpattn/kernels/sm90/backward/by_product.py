@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ...nvidia.backward.visits import STAGES, read_visit
 from ...nvidia.finite import bound_nonfinite, clear_nonfinite
-from ...nvidia.pipelines import PipelineState, consumer_state
+from ...nvidia.pipelines import consumer_state
 from ...pieces.softmax import as_quads, pack
 from ..columns import wait_columns, zero_columns
 from ..layouts import accumulator_layout, element_type
@@ -29,11 +29,11 @@ from .attend import (
     start_scores,
     start_sums,
     start_value_scores,
-    tile_of,
     value_score_products,
     wait_finite,
 )
-from .epilogue import store_keys
+from .epilogue import acquire, store_keys
+from .pairs import tile_of
 
 
 @gluon.jit
@@ -47,7 +47,7 @@ def weigh_role(ctx):
     rings.q.consumer_wait(state)
     visit = read_visit(ctx, state)
     wait_finite(ctx, rings.k, consumer_state(1), state, 0, bound_nonfinite)
-    s = warpgroup_mma_wait(0, deps=(start_scores(ctx, state, first_scores(ctx, state), 0),))
+    s = warpgroup_mma_wait(0, deps=(start_scores(ctx, consumer_state(1), state, first_scores(ctx, state), 0),))
     rings.q.consumer_release(state)
     weights = attend(ctx, s, state, visit, 0)
     while visit.more():
@@ -57,7 +57,7 @@ def weigh_role(ctx):
         following = state.step()
         rings.q.consumer_wait(following)
         visit = read_visit(ctx, following)
-        s = start_scores(ctx, following, first_scores(ctx, following), 0)
+        s = start_scores(ctx, consumer_state(1), following, first_scores(ctx, following), 0)
         dv = wait_columns(score_products(config), pending, weights.p)
         rings.do.consumer_release(state)
         s = warpgroup_mma_wait(0, deps=(s,))
@@ -133,13 +133,7 @@ def start_keys(ctx, dp, dk, state, ds_state):
     rings.p.consumer_release(ds_state)
     ds = pack(as_quads(p * dp), element_type(config.element))
     acquire(rings.ds, ds_state)
-    held_tile(rings.ds, state, 0).store(tile_of(ds, config))  # with the registers that address P
+    held_tile(rings.ds, ds_state, state, 0).store(tile_of(ds, config))  # with the registers that address P
     fence_async_shared()
     rings.ds.producer_commit(ds_state)
     return start_sums(ds, rings.q, state, dk, config.widths_qk, config), ds
-
-
-@gluon.jit
-def acquire(ring, state):
-    """Waits until a slot is empty, as a producer, but with the `state` of a consumer."""
-    ring.producer_acquire(PipelineState(state.index, state.phase ^ 1, state.stages))

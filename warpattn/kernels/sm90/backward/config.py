@@ -124,6 +124,23 @@ class BackwardConfig(BackwardTiles):
         return 1 if self.by_product else CONSUMERS
 
     @cached_property
+    def key_stages(self) -> int:
+        """Slots of the K ring. With two, K of the next key tile arrives while this one is attended to; above head dim
+        128 there is no room."""
+        return 2 if self.persistent and not self.wide else 1
+
+    @cached_property
+    def stages_in_v(self) -> bool:
+        """Whether dV and dK of persistent CTAs leave through the slot of V."""
+        return self.key_stages > 1 and not self.stages_in_ds
+
+    @cached_property
+    def stages_in_ds(self) -> bool:
+        """Whether dV and dK leave through a slot of dS, which is large enough up to 64 columns. Elsewhere they leave
+        through the slot of V, whose next values then arrive later, or through those of dQ."""
+        return self.padded == 64
+
+    @cached_property
     def ds_stages(self) -> int:
         """Slots of the dS ring."""
         return 1 if self.by_product else STAGES
@@ -174,7 +191,8 @@ class BackwardConfig(BackwardTiles):
         qk, v = self.padded_qk, self.padded_v
         slot = self.element.bytes * self.block_n * self.block_m
         edges = [
-            Edge("K", "load", (*(attend[:1] if self.by_product else attend), *reduce), 1, self.key_bytes(qk)),
+            Edge("K", "load", (*(attend[:1] if self.by_product else attend), *reduce), self.key_stages,
+                 self.key_bytes(qk)),
             Edge("V", "load", attend[1:] if self.by_product else attend, 1, self.key_bytes(v)),
             Edge("Q", "load", (*attend, *ordered[:1]), STAGES, self.row_bytes(qk)),
             Edge("dO", "load", attend, STAGES, self.row_bytes(v)),
@@ -183,7 +201,7 @@ class BackwardConfig(BackwardTiles):
         if self.by_product:
             edges.append(Edge("P", "weigh", ("derive",), self.ds_stages, slot))
         added = 4 * self.block_m * self.dq_cols
-        private = self.out_bytes + 4 * VISITS * VISIT_FIELDS
+        private = 4 * VISITS * VISIT_FIELDS
         if self.deterministic:
             edges.append(Edge("turns", "turn", self.adds, STAGES, 4 * TURN_FIELDS))
             edges.append(Edge("added", self.adds[-1], ("pass",), STAGES, 4 * TURN_FIELDS))
@@ -192,11 +210,6 @@ class BackwardConfig(BackwardTiles):
         else:
             private += self.dq_buffers * added
         return Topology(tuple(roles), tuple(edges), private)
-
-    @cached_property
-    def out_bytes(self) -> int:
-        """Bytes that only stage dV and dK; 0 if other buffers do."""
-        return 0 if self.wide else self.key_bytes(self.padded)
 
 
 def add_in_attend(dim_qk: int, dim_v: int) -> bool:
@@ -245,10 +258,10 @@ def choose_config(problem: Problem, deterministic: bool = False) -> tuple[Backwa
         return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(240, 0, 24), attend_adds=True), why
     if widest > 128:
         why = "head dim > 128: 64 keys, dV in one warpgroup and dK in the other; dQ 64 columns at a time"
-        return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(208, 72, 24)), why
+        return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(208, 64, 32)), why
     if widest > 64:
         why = "head dim <= 128: 64 queries a tile; dK and dV of 64 keys take 128 registers of a warpgroup's 208"
-        return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(208, 72, 24)), why
+        return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(208, 64, 32)), why
     if is_masked(problem) and problem.seq_q <= SHORT_ROWS * (problem.batch if ragged else 1):
         why = f"head dim <= 64, a mask and at most {SHORT_ROWS} queries: 64-row tiles waste less of the diagonal"
         return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(160, 96, 24)), why

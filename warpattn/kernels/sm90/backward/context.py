@@ -16,13 +16,12 @@ TURN_FIELDS = gl.constexpr(sizes.TURN_FIELDS)
 class Rings:
     """Shared memory."""
 
-    k: StagedPipeline  # one slot of `key_parts` tiles: [parts, 1, 64, 1, D]
-    v: StagedPipeline
+    k: StagedPipeline  # a slot has `key_parts` tiles: [stages * parts, 1, 64, 1, D]
+    v: StagedPipeline  # one slot, in which gradients are staged, too
     q: StagedPipeline  # [stages, 1, M, 1, D]; a tile is several boxes where a box has fewer columns
     do: StagedPipeline
     ds: StagedPipeline  # [stages * parts, 64, M]: keys by queries
     p: StagedPipeline  # [stages, 64, M], from `weigh` to `derive`; without these roles the ring of dS
-    out: gl.base_value  # staging of dV and dK: `key_parts` tiles [1, 64, 1, D]; V's slot where other buffers serve
     shift: gl.shared_memory_descriptor  # [stages, 1, M] fp32 beside the Q slots: what S starts with
     delta: gl.shared_memory_descriptor  # [stages, 1, M] fp32 beside the dO slots: what dP starts with
     dq: gl.shared_memory_descriptor  # [dq_buffers, 1, M, dq_cols] fp32
@@ -79,7 +78,8 @@ def make_rings(config: gl.constexpr):
     cols_v: gl.constexpr = config.box(config.padded_v)
     boxes_qk: gl.constexpr = config.padded_qk // cols_qk
     boxes_v: gl.constexpr = config.padded_v // cols_v
-    k = make_tiles(parts * boxes_qk, rows, cols_qk, dtype, config.ragged)
+    key_stages: gl.constexpr = config.key_stages
+    k = make_tiles(key_stages * parts * boxes_qk, rows, cols_qk, dtype, config.ragged)
     v = make_tiles(parts * boxes_v, rows, cols_v, dtype, config.ragged)
     q = make_tiles(STAGES * boxes_qk, block_m, cols_qk, dtype, config.ragged)
     do = make_tiles(STAGES * boxes_v, block_m, cols_v, dtype, config.ragged)
@@ -88,9 +88,6 @@ def make_rings(config: gl.constexpr):
         stages, parts, fills=4 * parts,
     )  # fmt: skip
     p = ds
-    out = v
-    if config.out_bytes > 0:
-        out = make_tiles(parts, rows, config.padded, dtype, config.ragged)
     if config.by_product:
         p = make_pipeline(
             gl.allocate_shared_memory(dtype, [stages, rows, block_m], ds_layout), empty_arrivals(topology, "P"),
@@ -101,13 +98,12 @@ def make_rings(config: gl.constexpr):
     if config.deterministic:
         ordered = make_ordered_rings(dq, config)
     return Rings(
-        make_pipeline(k, empty_arrivals(topology, "K"), 1, parts * boxes_qk),
+        make_pipeline(k, empty_arrivals(topology, "K"), key_stages, parts * boxes_qk),
         make_pipeline(v, empty_arrivals(topology, "V"), 1, parts * boxes_v),
         make_pipeline(q, empty_arrivals(topology, "Q"), STAGES, boxes_qk, fills=2),  # bytes of Q, and the visit
         make_pipeline(do, empty_arrivals(topology, "dO"), STAGES, boxes_v),
         ds,
         p,
-        out,
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, block_m], row_layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, block_m], row_layout),
         dq,

@@ -4,9 +4,27 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from ...nvidia.pipelines import stacked, tile_box
+from ...nvidia.pipelines import PipelineState, stacked, tile_box
 from ..column_slices import columns_of
 from ..layouts import element_type
+
+
+@gluon.jit
+def staging(ctx, state, wg: gl.constexpr):
+    """A tile [1, 64, 1, D] for the warpgroup's dV and dK: its part of V, which it alone reads, or of the dS slot of a
+    consumer's `state`, once `reduce` has read that."""
+    config: gl.constexpr = ctx.config
+    if config.stages_in_ds:
+        acquire(ctx.rings.ds, state)
+        return tiles_in(ctx.rings.ds.tile(state, wg), config.block_m // config.padded, config.padded, config).index(0)
+    else:
+        return ctx.rings.v.smem.index(wg)
+
+
+@gluon.jit
+def acquire(ring, state):
+    """Waits until a slot is empty, as a producer, but with the `state` of a consumer."""
+    ring.producer_acquire(PipelineState(state.index, state.phase ^ 1, state.stages))
 
 
 @gluon.jit
@@ -52,11 +70,16 @@ def store_box(ctx, rows, sums, smem, number: gl.constexpr, wg: gl.constexpr):
 @gluon.jit
 def half_tiles(ctx, wg: gl.constexpr):
     """A warpgroup's dQ buffer, viewed as two tiles of dV or dK with 64 columns each."""
-    config: gl.constexpr = ctx.config
+    return tiles_in(ctx.rings.dq.index(wg), 2, ctx.config.dq_cols, ctx.config)
+
+
+@gluon.jit
+def tiles_in(smem, count: gl.constexpr, cols: gl.constexpr, config: gl.constexpr):
+    """Shared memory viewed as `count` tiles of the warpgroup's keys with `cols` columns, as TMA stores them."""
     dtype: gl.constexpr = element_type(config.element)
-    box: gl.constexpr = tile_box(config.rows, config.dq_cols, config.ragged)
+    box: gl.constexpr = tile_box(config.rows, cols, config.ragged)
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(box, dtype)
-    return ctx.rings.dq.index(wg).reinterpret(dtype, stacked(2, box), layout)
+    return smem.reinterpret(dtype, stacked(count, box), layout)
 
 
 @gluon.jit

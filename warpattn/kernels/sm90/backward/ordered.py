@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ...nvidia.backward.turns import BEHIND, add_part, count_turn, sum_head, take_turn, turn_counter
-from ...nvidia.backward.visits import FIELDS, STAGES, Visit
+from ...nvidia.backward.visits import STAGES, Visit, record
 from ...nvidia.pipelines import consumer_state, producer_state
 from ...pieces.scheduler import put_field
 
@@ -112,11 +112,11 @@ def get_tile(ring, state):
 @gluon.jit
 def visit_of_warp(ctx, state):
     """`read_visit` for a Q slot, called by one warp."""
-    first = (state.index + STAGES * state.phase) * FIELDS
+    first = record(state)
     slots = ctx.rings.visits
     row, h = field_of_warp(slots.index(first)), field_of_warp(slots.index(first + 1))
     flags, turn = field_of_warp(slots.index(first + 2)), field_of_warp(slots.index(first + 3))
-    return Visit(ctx.keys.b, h, row, flags, turn, field_of_warp(slots.index(first + 4)))
+    return Visit(ctx.keys.b, h, row, flags, turn, gl.to_tensor(0))
 
 
 @gluon.jit

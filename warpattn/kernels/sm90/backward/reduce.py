@@ -25,10 +25,10 @@ def reduce_role(ctx):
     state = consumer_state(ctx.config.ds_stages)
     added = producer_state(ctx.config.dq_buffers)
     visit_state = consumer_state(STAGES)
-    held = consumer_state(1)
+    held = consumer_state(ctx.config.key_stages)
     visit = first_visit(ctx, ctx.rings.ds, state, visit_state)
     while visit.number >= 0:
-        state, visit_state, added = add_tiles(at_keys(ctx, visit.number), state, visit_state, added, held)
+        state, visit_state, added = add_tiles(at_keys(ctx, visit_state), state, visit_state, added, held)
         held = held.step()
         visit = following_visit(ctx, ctx.rings.ds, state, visit_state)
     if not ctx.config.deterministic:
@@ -47,7 +47,7 @@ def add_tiles(ctx, state, visit_state, added, held):
         visit = read_visit(ctx, visit_state)
         parts: gl.constexpr = config.dq_parts
         for part in gl.static_range(parts):
-            dq = start_query_gradients(ctx, state, part)
+            dq = start_query_gradients(ctx, state, held, part)
             dq = warpgroup_mma_wait(0, deps=(dq,))
             if part == parts - 1:
                 rings.ds.consumer_release(state)
@@ -63,7 +63,7 @@ def add_tiles(ctx, state, visit_state, added, held):
 
 
 @gluon.jit
-def start_query_gradients(ctx, state, part: gl.constexpr):
+def start_query_gradients(ctx, state, held, part: gl.constexpr):
     """Starts dQ = dSᵀ · K [M, dq_cols] for a part of the columns."""
     config: gl.constexpr = ctx.config
     cols: gl.constexpr = part_columns(config, part)
@@ -71,7 +71,7 @@ def start_query_gradients(ctx, state, part: gl.constexpr):
     parts: gl.constexpr = config.key_parts
     for wg in gl.static_range(parts):
         ds = ctx.rings.ds.tile(state, wg).permute((1, 0))
-        k = held_tile(ctx.rings.k, state, wg).reshape([config.rows, config.padded_qk])
+        k = held_tile(ctx.rings.k, held, state, wg).reshape([config.rows, config.padded_qk])
         if cols < config.padded_qk:
             k = k.slice(part * config.dq_cols, cols, dim=1)
         dq = warpgroup_mma(ds, k, dq, use_acc=wg > 0, is_async=True)
