@@ -258,7 +258,7 @@ def choose_config(problem: Problem, deterministic: bool = False) -> tuple[Backwa
         return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(240, 0, 24), attend_adds=True), why
     if widest > 128:
         why = "head dim > 128: 64 keys, dV in one warpgroup and dK in the other; dQ 64 columns at a time"
-        return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(208, 64, 32)), why
+        return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(208, 72, 24)), why
     if widest > 64:
         why = "head dim <= 128: 64 queries a tile; dK and dV of 64 keys take 128 registers of a warpgroup's 208"
         return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(208, 64, 32)), why
