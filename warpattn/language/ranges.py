@@ -112,10 +112,10 @@ def _quotient(a: Interval, b: Interval) -> Interval:
 
 
 def _remainder(a: Interval, b: Interval) -> Interval:
-    """The remainder of a division by 0 is the dividend."""
+    """The remainder of a division by 0 is the dividend; the quotient by -1 has its magnitude and must fit as well."""
     if b.low > 0:
         return Interval(0, b.high - 1)
-    most = max(b.magnitude, a.magnitude if b.high >= 0 else 0)
+    most = max(b.magnitude - 1, a.magnitude if b.high >= -1 else 0)
     return Interval(-most, most)
 
 

@@ -180,14 +180,14 @@ def walked(case, monkeypatch):
 
 @pytest.mark.parametrize("lengths", [pytest.param((), marks=pytest.mark.full), ((256, 256),)])
 def test_key_tiles_walk_the_heads_of_a_group_side_by_side_down_and_up_in_turn(lengths, monkeypatch):
-    grouped = Case(256, 256, heads=4, heads_kv=2, mask=Causal(), section=1, lengths=lengths)
+    grouped = Case(256, 256, heads=4, heads_kv=2, dim=128, mask=Causal(), section=1, lengths=lengths)
     down = [(h, row) for rows in ((192, 128, 64, 0), (192, 128)) for row in rows for h in (0, 1)]
     up = [(h, row) for rows in ((0, 64, 128, 192), (128, 192)) for row in rows for h in (2, 3)]
     assert walked(grouped, monkeypatch) == down + up
 
 
 def test_half_of_a_section_that_runs_at_once_walks_down_and_the_other_up(monkeypatch):
-    grouped = Case(256, 256, heads=4, heads_kv=2, mask=Causal(), section=2, at_once=3)
+    grouped = Case(256, 256, heads=4, heads_kv=2, dim=128, mask=Causal(), section=2, at_once=3)
     down = [(first + h, row) for first in (0, 2) for row in (192, 128, 64, 0) for h in (0, 1)]
     up = [(first + h, row) for first in (0, 2) for row in (128, 192) for h in (0, 1)]
     assert walked(grouped, monkeypatch) == down + up
@@ -203,7 +203,7 @@ def test_key_tiles_that_add_in_turns_walk_up_the_shortest_first_and_down_the_lon
 
 @pytest.mark.full
 def test_key_tiles_of_large_groups_that_add_in_turns_walk_as_others(monkeypatch):
-    grouped = Case(256, 256, heads=6, heads_kv=2, mask=Causal(), section=1, deterministic=True)
+    grouped = Case(256, 256, heads=6, heads_kv=2, dim=128, mask=Causal(), section=1, deterministic=True)
     assert walked(grouped, monkeypatch) == walked(replace(grouped, deterministic=False), monkeypatch)
 
 
@@ -253,7 +253,7 @@ def test_ctas_wait_for_turns_of_those_before_them_alone(name, monkeypatch):
 
 
 def test_key_tiles_that_last_rows_do_not_see_walk_head_after_head(monkeypatch):
-    window = Case(256, 256, heads=2, mask=SlidingWindow(65) & Causal())
+    window = Case(256, 256, heads=2, dim=128, mask=SlidingWindow(65) & Causal())
     tiles = ((0, 64, 128), (128, 192))
     assert walked(window, monkeypatch) == [(h, row) for rows in tiles for h in (0, 1) for row in rows]
 

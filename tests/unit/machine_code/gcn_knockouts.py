@@ -129,6 +129,21 @@ def _rewritten(text: str, change: Change) -> bool:
     return before[1].startswith("ds_read") and after[1].startswith("ds_write")
 
 
+def _later(text: str, change: Change) -> bool:
+    """Whether a later wait covers the copies that are let go, and one is missed if all of them are."""
+    if change.counter != "vmcnt":
+        return False
+    new = _covers(change.text) - _covers(text)
+    lines = text.splitlines()
+    lines[change.line] = re.sub(r"vmcnt\(\d+\)", "vmcnt(63)", lines[change.line])
+    return any(wait > change.line + 1 for _, wait in new) and missed(Change(change.line, "vmcnt", "\n".join(lines)))
+
+
+def _covers(text: str) -> set[tuple[int, int]]:
+    """The lines, from 1, of copies and of the waits that cover them."""
+    return {(cover.copy.line, cover.wait.line) for cover in check_copies(text).covers}
+
+
 REVIEWED: tuple[tuple[Callable[[str, Change], bool], str], ...] = (
     (_first, "in a start that firmware skips if it loads arguments ahead; the code behind it waits again"),
     (_at_end, "nothing touches LDS after the last barrier"),
@@ -139,6 +154,7 @@ REVIEWED: tuple[tuple[Callable[[str, Change], bool], str], ...] = (
     (_before("s_load"), "more scalar loads follow, and the wait for them comes before each use"),
     (_again, "a wait for as few comes before it, with no load between: the compiler waits again behind a branch"),
     (_rewritten, "the compiler's own place in LDS is written again where each wave has read its own bytes only"),
+    (_later, "older copies matter; a later wait covers the youngest, before anything touches its bytes"),
 )
 
 

@@ -260,6 +260,89 @@ def test_slots_of_a_signed_counter():
     assert kinds(by_hand(text.format(other="0") + END, waves=1)) == {"not awaited"}
 
 
+# The address in v2 is known on one of two ways; a flag says on which, and the copy and the read follow.
+FLAG = """
+    s_mov_b64 s[4:5], {unknown}
+    v_mov_b32_e32 v2, v7
+    s_cmp_lt_i32 s9, s10
+    s_cbranch_scc1 .LBB0_1
+    s_mov_b64 s[4:5], {known}
+    v_mov_b32_e32 v2, v1
+.LBB0_1:
+    {change}
+    {branch} .LBB0_2
+    buffer_load_dwordx4 v5, s[0:3], 0 offen lds
+    ds_read_b128 v[8:11], v2 offset:{offset}
+.LBB0_2:
+"""
+BY_SCC = "s_and_b64 s[4:5], s[4:5], exec\n s_cselect_b32 s6, 1, 0\n s_cmp_lg_u32 s6, 1\n s_cbranch_scc1"
+BY_VCC = "s_and_b64 vcc, exec, s[4:5]\n s_cbranch_vccz"
+
+
+def flagged(unknown="0", known="-1", branch=BY_SCC, change="s_nop 0", offset=2048) -> set[str]:
+    body = FLAG.format(unknown=unknown, known=known, branch=branch, change=change, offset=offset)
+    return kinds(by_hand(LANE_ADDRESS + body + END))
+
+
+@pytest.mark.parametrize("branch", [BY_SCC, BY_VCC])
+def test_a_flag_of_constants_decides_a_branch(branch):
+    """The way that cannot be taken has no finding; the other one has all of them."""
+    assert flagged(branch=branch) == set()
+    assert flagged(branch=branch, offset=0) == {"not awaited"}
+    assert flagged("-1", "0", branch.replace("scc1", "scc0").replace("vccz", "vccnz")) == set()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"unknown": "-1", "known": "0"},  # the way with the unknown address
+        {"unknown": "-1"},  # both ways
+        {"branch": BY_VCC.replace("vccz", "vccnz")},
+        {"unknown": "s[12:13]"},
+        {"change": "s_load_dwordx2 s[4:5], s[0:1], 0x0"},
+        {"change": "v_cmp_eq_u32_e64 s[4:5], v7, v1"},
+        {"change": "v_subbrev_co_u32_e64 v3, s[4:5], 0, v3, vcc"},
+        {"change": "s_cbranch_scc0 .LBB0_3\n s_mov_b64 s[4:5], -1\n.LBB0_3:"},
+        {"change": "s_and_saveexec_b64 s[12:13], vcc"},  # -1 & EXEC may be 0
+        {"branch": BY_VCC, "change": "s_mov_b32 s4, 0\n s_mov_b32 exec_hi, s9"},  # so may its upper half
+        {"branch": "s_bitcmp1_b32 s9, 0\n s_cbranch_scc0"},  # says nothing of the ways
+    ],
+)
+def test_a_flag_that_may_be_anything_decides_nothing(changes):
+    assert flagged(**changes) == {"unresolved"}
+
+
+# A flag that each round sets, with the address.
+FIRST_ROUND = """
+    s_mov_b64 s[4:5], {flag}
+    v_mov_b32_e32 v2, v7
+.LBB0_1:
+    s_and_b64 vcc, exec, s[4:5]
+    s_cbranch_vccz .LBB0_2
+    buffer_load_dwordx4 v5, s[0:3], 0 offen lds
+    ds_read_b128 v[8:11], v2 offset:2048
+    s_waitcnt vmcnt(0) lgkmcnt(0)
+    s_barrier
+.LBB0_2:
+    s_mov_b64 s[4:5], -1
+    v_mov_b32_e32 v2, v1
+    s_cmp_lt_i32 s9, s10
+    s_cbranch_scc1 .LBB0_1
+"""
+
+
+@pytest.mark.parametrize(("flag", "found"), [("0", set()), ("-1", {"unresolved"})])
+def test_a_flag_of_the_first_round(flag, found):
+    assert kinds(by_hand(LANE_ADDRESS + FIRST_ROUND.format(flag=flag) + END)) == found
+
+
+def test_a_counter_is_no_flag():
+    """Its values are not tried one after the other, even though the branch depends on them alone."""
+    count = "s_mov_b32 s4, 0\n.LBB0_1:\n s_add_i32 s4, s4, 1\n s_cmp_lg_u32 s4, 0x100000\n s_cbranch_scc1 .LBB0_1\n"
+    found = check_copies(by_hand(LANE_ADDRESS + COPY + count + END))
+    assert found.proven and found.states <= 4
+
+
 @pytest.mark.parametrize("n", [0, 1])
 def test_copies_under_way_at_the_end(n):
     """LDS belongs to another workgroup then."""

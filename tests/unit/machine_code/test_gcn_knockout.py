@@ -36,6 +36,38 @@ def test_each_wait_and_barrier_is_missed(arch, name):
         assert len(left) <= max(1, len(list(changes(text))) // 8)
 
 
+# A wave copies to 0 and to 4096, waits, reads a kilobyte and waits for both copies again.
+TWO_COPIES = """
+    v_lshlrev_b32_e32 v1, 4, v0
+    s_waitcnt lgkmcnt(0)
+    s_mov_b32 m0, 0
+    buffer_load_dwordx4 v5, s[0:3], 0 offen lds
+    s_mov_b32 m0, 0x1000
+    buffer_load_dwordx4 v5, s[0:3], 0 offen lds
+    s_waitcnt vmcnt(0)
+    v_nop
+    ds_read_b128 v[8:11], v1 offset:{offset}
+    s_waitcnt {last}
+"""
+
+
+@pytest.mark.parametrize(
+    ("offset", "last", "survives", "explained"),
+    [
+        (0, "vmcnt(0)", True, True),
+        (4096, "vmcnt(0)", False, False),  # the youngest copy is read
+        (0, "lgkmcnt(0)", False, False),  # it lands after the end
+        (8192, "vmcnt(0)", True, False),  # none is read
+    ],
+)
+def test_a_wait_for_older_copies_alone(offset, last, survives, explained):
+    text = by_hand(TWO_COPIES.format(offset=offset, last=last), waves=1)
+    first = next(i for i, line in enumerate(text.splitlines()) if "vmcnt" in line)
+    left = [change for change in survivors(text) if change.line == first]
+    assert bool(left) == survives
+    assert any(reason(text, change) is not None for change in left) == explained
+
+
 def loosened(text: str, line: int, most: int) -> str:
     """With a wait that leaves one operation more than `most` under way."""
     lines = text.splitlines()

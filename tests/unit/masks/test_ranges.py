@@ -8,7 +8,7 @@ import random
 import pytest
 
 from warpattn.language import eager
-from warpattn.language.nodes import make
+from warpattn.language.nodes import const, make
 from warpattn.language.ranges import _OF, BOOL, INT32, Interval, interval
 
 EXACT = ("add", "sub", "mul", "neg", "abs", "not", "where", "minimum", "maximum", "int")  # no wider than they must be
@@ -56,3 +56,11 @@ def test_positions_may_be_added_in_32_bits_and_not_multiplied() -> None:
     q, k = make("sym", "int", "q"), make("sym", "int", "k")
     assert interval(make("add", "int", q, k)).within(INT32)
     assert not interval(make("mul", "int", q, k)).within(INT32)
+
+
+def test_a_remainder_by_a_loaded_number_has_32_bits() -> None:
+    """Whatever the number is. The least dividend of 32 bits needs 64: its quotient by -1 has no place in 32."""
+    q, loaded = make("sym", "int", "q"), make("load", "int")
+    assert interval(make("mod", "int", q, loaded)).within(INT32)
+    assert not interval(make("mod", "int", loaded, loaded)).within(INT32)
+    assert not interval(make("mod", "int", loaded, const(-1, "int"))).within(INT32)

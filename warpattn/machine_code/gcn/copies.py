@@ -13,8 +13,8 @@ waits.
 The same holds for `ds_write` and `ds_read` of two waves that touch the same bytes.
 
 The check explores every path of the program, loops until nothing new is found: it computes register values that decide
-addresses for all lanes of all waves and ignores all others (`demand.py`). docs/kernels/cdna.md says what is proven and
-what is assumed.
+addresses for all lanes of all waves and ignores all others (`demand.py`). A branch goes both ways, unless its condition
+is made of constants, and known. docs/kernels/cdna.md says what is proven and what is assumed.
 """
 
 from __future__ import annotations
@@ -139,8 +139,7 @@ class _Explorer:
             key = (index, self._key(state), state.copies, state.accesses)
             if key not in seen:
                 seen.add(key)
-                for after in self._block(index, state):
-                    pending.extend((following, after) for following in self.code.blocks[index].following)
+                pending.extend(self._block(index, state))
         findings = sorted(self.findings.values(), key=lambda found: (found.copy.line, found.access.line, found.kind))
         return Check(tuple(findings), copies, len(seen), not pending, self._covers())
 
@@ -176,8 +175,8 @@ class _Explorer:
     def _key(self, state: _State) -> frozenset:
         return frozenset((name, x.shape, x.tobytes()) for name, x in state.registers.items())
 
-    def _block(self, index: int, state: _State) -> list[_State]:
-        """Return the states at the end of a block."""
+    def _block(self, index: int, state: _State) -> list[tuple[int, _State]]:
+        """Return the states at the end of a block, with the blocks that follow."""
         block = self.code.blocks[index]
         states = [state._replace(registers=dict(state.registers))]
         for i in range(block.first, block.last):
@@ -185,13 +184,28 @@ class _Explorer:
             if self.wanted.results[i]:
                 states = [after for state in states for after in self._written(i, state)]
         entries = [self.wanted.entries[following] for following in block.following]
+        reached = []
         for state in states:
+            reached += [(following, state) for following in self._following(index, state)]
             for name, x in list(state.registers.items()):
                 bits = 0
                 for entry in entries:
                     bits |= entry.get(name, 0)
                 state.registers[name] = x & np.uint32(bits)
-        return states
+        return reached
+
+    def _following(self, index: int, state: _State) -> tuple[int, ...]:
+        """Return the blocks that may follow: one of two where all waves know the branch's condition."""
+        block = self.code.blocks[index]
+        words = [state.registers.get(name) for name in self.wanted.conditions[index]]
+        known = [x for x in words if x is not None]
+        if not known or len(known) < len(words) or len(block.following) < 2:
+            return block.following
+        holds = np.any([x != 0 for x in known], axis=0)
+        if holds.any() != holds.all():
+            return block.following
+        branches = self.code.instructions[block.last - 1].name.endswith(("scc1", "vccnz")) == bool(holds.all())
+        return block.following[:1] if branches else block.following[1:]
 
     def _written(self, i: int, state: _State) -> list[_State]:
         """Return the states after an instruction writes registers; several if an unknown value is enumerated."""

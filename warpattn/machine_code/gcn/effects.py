@@ -23,8 +23,8 @@ _NO_RESULT = ("s_cbranch", "s_branch", "s_waitcnt", "s_barrier", "s_nop", "s_end
               "s_sethalt", "s_sendmsg", "s_dcache", "s_icache", "buffer_wb", "buffer_inv", "s_trap", "s_inst",
               "v_nop", "s_setvskip", "s_set_gpr", "s_ttracedata", "global_atomic", "buffer_atomic", "ds_add",
               "s_setpc", "v_cmpx", "s_code_end", "ds_nop", "s_waitcnt_depctr", "s_incperflevel")  # fmt: skip
-_TWO_RESULTS = ("v_add_co", "v_sub_co", "v_subrev_co", "v_addc_co", "v_subb_co", "v_div_scale", "v_mad_u64_u32",
-                "v_mad_i64_i32")  # fmt: skip
+_TWO_RESULTS = ("v_add_co", "v_sub_co", "v_subrev_co", "v_addc_co", "v_subb_co", "v_subbrev_co", "v_div_scale",
+                "v_mad_u64_u32", "v_mad_i64_i32")  # fmt: skip
 _KEEPS_CONDITION = ("s_load", "s_buffer_load", "s_mov", "s_mul", "s_get", "s_memtime", "s_pack", "s_cmov")
 _SWAPS = ("v_swap_b32", "v_permlane16_swap", "v_permlane32_swap")
 

@@ -11,8 +11,8 @@ from warpattn.language.nodes import Program
 
 STAGES = 2  # slots of the Q and dO rings: for this query tile and the next one
 VISITS = 2 * STAGES  # records of query tiles: `reduce` reads one while the loader writes that of two tiles later
-VISIT_FIELDS = 13  # int32 of a record: first row, query head, flags, turn, key tile (-1: none left); of a ragged batch
-# also b, h, first, seq_q, seq_k, q_start, k_start and row of `Keys`
+VISIT_FIELDS = 12  # int32 of a record: first row, query head, flags, turn; b, h and first of `Keys`; of a ragged batch
+# also seq_q, seq_k, q_start, k_start and row
 TURN_FIELDS = 3  # int32 of a dQ tile: head and first row in the kernels' own numbers (-1: no tile follows), turn
 BEHIND = 1 << 28  # row and key past the end of all sequences, for the one visit of keys that no query sees
 MASKED, MORE, FIRST = 1, 2, 2  # the flags: the tile needs the mask; another tile follows; from bit 2 on, the first key

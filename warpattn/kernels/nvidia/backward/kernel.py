@@ -7,7 +7,7 @@ from triton.language.extra.cuda import gdc_wait
 
 from ...pieces.modifiers import modifiers
 from ..clipped_rows import ClippedRows
-from .visits import Context, DenseRows, Tensors, Work, keys_at
+from .visits import Context, DenseRows, Tensors, Work, first_keys
 
 
 @gluon.jit
@@ -31,21 +31,20 @@ def backward_kernel(
         )  # fmt: skip
         work = Work(gl.load(sequences.tiles), shape.section, shape.heads, shape, sequences)
         if gl.program_id(0) < work.total():
-            start_at_keys(tensors, work, mods, functions.slope, scale, config, code)
+            start(tensors, work, mods, functions.slope, scale, config, code)
     else:
         tensors = Tensors(
             DenseRows(reads[0]), DenseRows(reads[1]), DenseRows(reads[2]), DenseRows(reads[3]), DenseRows(writes[0]),
             DenseRows(writes[1]), writes[2], numbers[0], numbers[1], turns.pointer, turns.blocks, counter,
         )  # fmt: skip
         work = Work(shape.tiles, shape.section, shape.heads, shape, sequences)
-        start_at_keys(tensors, work, mods, functions.slope, scale, config, code)
+        start(tensors, work, mods, functions.slope, scale, config, code)
 
 
 @gluon.jit
-def start_at_keys(tensors, work, mods, slope: gl.constexpr, scale, config: gl.constexpr, code: gl.constexpr):
-    """Makes the rings and runs the roles, from the CTA's first key tile on."""
-    keys = keys_at(work, gl.program_id(0), config)
-    ctx = Context(tensors, code.make_rings(config), work, keys, mods, slope, scale, config)
+def start(tensors, work, mods, slope: gl.constexpr, scale, config: gl.constexpr, code: gl.constexpr):
+    """Makes the rings and runs the roles."""
+    ctx = Context(tensors, code.make_rings(config), work, first_keys(work, config), mods, slope, scale, config)
     fence_async_shared()  # TMA sees the new barriers
     code.start_roles(ctx)
 

@@ -16,10 +16,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from ...pieces.scheduler import fetch_next, resolve_next
-from ..pipelines import producer_state
+from ..pipelines import PipelineState
 from . import arguments as sizes
 from .turns import key_tile, sharing
-from .visits import FIRST, MASKED, MORE, STAGES, Visit, at_number, no_visit, publish_visit
+from .visits import FIRST, MASKED, MORE, STAGES, Visit, at_number, hidden_zero, publish_end, publish_visit
 
 SEARCH = gl.constexpr(sizes.SEARCH)
 BEHIND = gl.constexpr(sizes.BEHIND)
@@ -40,48 +40,54 @@ class Search:
 @gluon.jit
 def load_role(ctx):
     """Loads key tiles until none is left, and publishes that."""
-    state = producer_state(STAGES)  # of the rings of Q and dO
-    k_state = producer_state(ctx.config.key_stages)
-    v_state = producer_state(1)
+    visits = gl.to_tensor(0)  # so far: this and the next number tell the slots in all rings, in two registers
+    keys = gl.to_tensor(0)
     number = gl.program_id(0)
-    total = ctx.work.total()
-    while number < total:
-        state, number = load_tiles(at_number(ctx, number), state, k_state, v_state, number)
-        k_state = k_state.step()
-        v_state = v_state.step()
+    more = number < ctx.work.total()
+    while more:
+        visits, number, more = load_tiles(at_number(ctx, number, visits), visits, keys, number)
+        keys += 1
     if ctx.config.persistent:
-        announce_end(ctx, state)
+        announce_end(ctx, slot_of(visits, STAGES))
 
 
 @gluon.jit
-def load_tiles(ctx, state, k_state, v_state, number):
-    """Loads K and V of a key tile, and every query tile that sees its keys; returns the next slot's state and the next
-    key tile's number."""
-    search, visit = next_visit(ctx, first_search(ctx, number), number)
+def slot_of(count, stages: gl.constexpr):
+    """The state of the producer that has filled `count` slots of a ring of one or two."""
+    return PipelineState(count & (stages - 1), count >> (stages - 1) & 1 ^ 1, stages)
+
+
+@gluon.jit
+def load_tiles(ctx, visits, keys, number):
+    """Loads K and V of a key tile, and every query tile that sees its keys; returns (the number of visits so far, the
+    next key tile's number, whether there is one)."""
+    k_state, v_state = slot_of(keys, ctx.config.key_stages), slot_of(keys, 1)
+    search, visit = next_visit(ctx, first_search(ctx, number, hidden_zero(visits)), number)
     visit = at_least_one(visit)
-    load_queries(ctx, state, visit)
+    load_queries(ctx, slot_of(visits, STAGES), visit)
     ctx.rings.k.producer_acquire(k_state)
     load_keys(ctx, ctx.tensors.k, ctx.rings.k, k_state, visit, ctx.config.padded_qk)
     search, following = next_visit(ctx, search, number)  # while Q is in flight
-    announce(ctx, state, visit, following)
+    announce(ctx, slot_of(visits, STAGES), visit, following)
     if ctx.config.key_stages > 1:  # otherwise V is free: it was read before the last dS, and K after that
         ctx.rings.v.producer_acquire(v_state)
     load_keys(ctx, ctx.tensors.v, ctx.rings.v, v_state, visit, ctx.config.padded_v)
     while following.row >= 0:
-        load_output_gradients(ctx, state, visit)
-        state = state.step()
+        load_output_gradients(ctx, slot_of(visits, STAGES), visit)
+        visits += 1
         visit = following
-        load_queries(ctx, state, visit)
+        load_queries(ctx, slot_of(visits, STAGES), visit)
         search, following = next_visit(ctx, search, number)
-        announce(ctx, state, visit, following)
+        announce(ctx, slot_of(visits, STAGES), visit, following)
     if ctx.config.persistent:
-        taken = fetch_next(ctx.tensors.counter, ctx.work, number)  # arrives while the last dO waits for its slot
-        load_output_gradients(ctx, state, visit)
-        number = resolve_next(ctx.tensors.counter, ctx.work, number, taken)
+        counter, work = ctx.tensors.counter + hidden_zero(visits), ctx.work.computed_anew(visits)
+        taken = fetch_next(counter, work, number)  # arrives while the last dO waits for its slot
+        load_output_gradients(ctx, slot_of(visits, STAGES), visit)
+        number = resolve_next(counter, work, number, taken)
+        return visits + 1, number, number < work.total()
     else:
-        load_output_gradients(ctx, state, visit)
-        number = ctx.work.total()
-    return state.step(), number
+        load_output_gradients(ctx, slot_of(visits, STAGES), visit)
+        return visits + 1, number, gl.to_tensor(False)
 
 
 @gluon.jit
@@ -102,7 +108,7 @@ def at_least_one(visit):
     loads zeros, all hidden, so that gradients are zeros, and clips what is added to dQ."""
     none = visit.row < 0
     row, flags = gl.where(none, BEHIND, visit.row), gl.where(none, MASKED, visit.flags)
-    return Visit(visit.b, visit.h, row, flags, visit.turn, visit.number)
+    return Visit(visit.b, visit.h, row, flags, visit.turn)
 
 
 @gluon.jit
@@ -115,7 +121,7 @@ def first_key(ctx, visit):
 def announce_end(ctx, state):
     """Publishes that no keys are left, by a slot without a tile."""
     full = ctx.rings.q.producer_acquire(state)
-    publish_visit(ctx, state, no_visit(ctx))
+    publish_end(ctx, state)
     mbarrier.arrive(full, count=2)
     if ctx.config.reduces:
         full = ctx.rings.ds.producer_acquire(state)  # for `reduce`, which no dS reaches
@@ -154,19 +160,19 @@ def load_rows(ctx, sources, ring, numbers, state, visit):
 def announce(ctx, state, visit, following):
     """Publishes a visit and whether another one follows; this is the second arrival on the Q slot's full barrier."""
     flags = visit.flags | gl.where(following.row >= 0, MORE, 0) | (first_key(ctx, visit) << FIRST)
-    publish_visit(ctx, state, Visit(visit.b, visit.h, visit.row, flags, visit.turn, visit.number))
+    publish_visit(ctx, state, Visit(visit.b, visit.h, visit.row, flags, visit.turn))
     mbarrier.arrive(ctx.rings.q.full(state.index), count=1)
 
 
 @gluon.jit
-def first_search(ctx, number):
-    """The search before the first tile of the first query head."""
+def first_search(ctx, number, block):
+    """The search before the first tile of the first query head. `block`: 0, see `hidden_zero`."""
     h = ctx.keys.h * ctx.keys.group
     origin = gl.to_tensor(0)
     if ctx.config.side_by_side:
         origin = query_tiles(ctx) - 1
         origin = gl.where(ctx.work.downward(number, ctx.config), origin, 0)
-    return search_block(ctx, origin, h, gl.to_tensor(0), number)
+    return search_block(ctx, origin, h, block, number)
 
 
 @gluon.jit
@@ -181,23 +187,23 @@ def next_visit(ctx, search, number):
         done = block >= tiles
         h = search.h + gl.where(done, together, 0)
         search = search_block(ctx, search.origin, h, gl.where(done, 0, block), number)
-    found = lowest_bit(search.meets)
+    lowest = search.meets & -search.meets
+    flags = gl.where((search.masked & lowest) != 0, MASKED, 0)
+    found = bit_number(lowest)
     h, row = tile_at(ctx, search.origin, search.h, search.block + found)
     row = gl.where((search.meets != 0) & (search.h < end), row, -1)
-    flags = gl.where((search.masked >> found & 1) != 0, MASKED, 0)
     turn = gl.to_tensor(0)
     if ctx.config.deterministic:
         turn = gl.sum(gl.where(gl.arange(0, SEARCH, lane_layout()) == found, search.turn, 0), 0)
-    rest = search.meets & (search.meets - 1)
+    rest = search.meets - lowest
     following = Search(search.origin, search.h, search.block, rest, search.masked, search.turn)
-    return following, Visit(keys.b, h, row, flags, turn, number)
+    return following, Visit(keys.b, h, row, flags, turn)
 
 
 @gluon.jit
-def lowest_bit(bits):
-    """The number of the lowest bit that is set, by the exponent of the number that has only this bit."""
-    alone = (bits & -bits).to(gl.float32).to(gl.int32, bitcast=True)
-    return gl.maximum((alone >> 23 & 255) - 127, 0)
+def bit_number(bit):
+    """The number of the only bit that is set in `bit`, by the exponent of that as a float."""
+    return gl.maximum((bit.to(gl.float32).to(gl.int32, bitcast=True) >> 23 & 255) - 127, 0)
 
 
 @gluon.jit

@@ -43,10 +43,10 @@ def _map_types(config: BackwardTiles) -> dict[str, str]:
         "reads.3": (config.block_m, v), "writes.0": (config.rows, qk), "writes.1": (config.rows, v),
     }  # fmt: skip
     numbers = f"tensordesc<fp32[1, {config.block_m}],{row_numbers_layout()!r}>"
-    sums = gl.NVMMASharedLayout.get_default_for([1, config.block_m, config.dq_cols], gl.float32)
+    sums = gl.NVMMASharedLayout.get_default_for([1, config.dq_rows, config.dq_cols], gl.float32)
     return {
         **{path + field: _rows(config, *box) for path, box in boxes.items()},
-        "writes.2": f"tensordesc<fp32[1, {config.block_m}, {config.dq_cols}],{sums!r}>",
+        "writes.2": f"tensordesc<fp32[1, {config.dq_rows}, {config.dq_cols}],{sums!r}>",
         "numbers.0": numbers, "numbers.1": numbers,
     }  # fmt: skip
 

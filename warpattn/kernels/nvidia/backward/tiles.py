@@ -55,6 +55,11 @@ class BackwardTiles(ArchTiles):
         return 1
 
     @cached_property
+    def dq_rows(self) -> int:
+        """Rows of dQ that are added at a time."""
+        return self.block_m
+
+    @cached_property
     def waits_for_later(self) -> bool:
         """Whether CTAs with later keys add to a dQ tile first, so that they have to be launched first."""
         return self.deterministic and not self.side_by_side

@@ -80,6 +80,11 @@ class Work:
     sequences: gl.tuple  # `Sequences`
 
     @gluon.jit
+    def computed_anew(self, count):
+        """The same work; `count`: see `hidden_zero`."""
+        return Work(self.tiles + hidden_zero(count), self.section, self.heads, self.shape, self.sequences)
+
+    @gluon.jit
     def total(self):
         """Number of key tiles."""
         return self.heads * self.tiles
@@ -137,10 +142,9 @@ class Visit:
 
     b: gl.tensor
     h: gl.tensor  # query head
-    row: gl.tensor  # -1: no tile; BEHIND: no query sees the keys
+    row: gl.tensor  # -1: no tile, or no key tile is left; BEHIND: no query sees the keys
     flags: gl.tensor
     turn: gl.tensor  # number of CTAs that add to the tile's dQ before this one
-    number: gl.tensor  # number of the key tile; -1: none is left
 
     @gluon.jit
     def masked(self):
@@ -171,7 +175,7 @@ class Context:
     tensors: Tensors
     rings: gl.base_value  # of the architecture: shared memory, and tensor memory where there is any
     work: Work
-    keys: Keys  # those of the CTA's first key tile, or of the one that a role works on
+    keys: Keys  # those of the CTA's only key tile, or of the one that a role works on
     mods: Modifiers
     slope: gl.constexpr  # derivative of the score function, or None: 1
     scale: gl.tensor
@@ -188,12 +192,29 @@ def keys_at(work, number, config: gl.constexpr):
 
 
 @gluon.jit
-def at_number(ctx, number):
-    """The context for the loader of key tile `number`."""
+def first_keys(work, config: gl.constexpr):
+    """The keys of a CTA's only key tile. If it does several, each role finds them (`at_number`, `at_keys`)."""
+    if config.persistent:
+        none = gl.to_tensor(0)
+        return Keys(none, none, none, none, none, none, none, none, none, none)
+    else:
+        return keys_at(work, gl.program_id(0), config)
+
+
+@gluon.jit
+def at_number(ctx, number, count):
+    """The context for the loader of key tile `number`; `count`: see `hidden_zero`."""
     if ctx.config.persistent:
-        return with_keys(ctx, keys_at(ctx.work, number, ctx.config))
+        return with_keys(ctx, keys_at(ctx.work.computed_anew(count), number, ctx.config))
     else:
         return ctx
+
+
+@gluon.jit
+def hidden_zero(count):
+    """0, by a number below 2³⁰ that changes. The compiler computes what depends on it each time, instead of keeping it
+    in registers, of which the loader has few."""
+    return count >> 30
 
 
 @gluon.jit
@@ -221,8 +242,13 @@ def dense_keys(work, number, config: gl.constexpr):
     elif config.mirrored:
         n = work.mirrored_tile(number, n, config)
     b = head // shape.heads_kv
-    h, first, zero = head - b * shape.heads_kv, n * config.block_n, gl.to_tensor(0)
-    return Keys(b, h, first, shape.seq_q, shape.seq_k, shape.group, b, b, b * shape.heads_q, zero)
+    return keys_of_batch_entry(shape, b, head - b * shape.heads_kv, n * config.block_n)
+
+
+@gluon.jit
+def keys_of_batch_entry(shape, b, h, first):
+    """Keys from `first` on of key head h in a dense batch."""
+    return Keys(b, h, first, shape.seq_q, shape.seq_k, shape.group, b, b, b * shape.heads_q, gl.to_tensor(0))
 
 
 @gluon.jit
@@ -249,14 +275,13 @@ def padded_start(start, b):
 def publish_visit(ctx, state, visit):
     """Writes a visit, and its keys where they are not the CTA's only ones, into the record of a producer's `state`;
     called by one warp."""
-    slots, first = ctx.rings.visits, record(PipelineState(state.index, state.phase ^ 1, STAGES))
+    slots, first = ctx.rings.visits, record_to_fill(state)
     put_fields(slots, first, (visit.row, visit.h, visit.flags, visit.turn))
     if ctx.config.persistent:
         keys = ctx.keys
-        put_field(slots.index(first + 4), visit.number)
+        put_fields(slots, first + 4, (keys.b, keys.h, keys.first))
         if ctx.config.ragged:
-            put_fields(slots, first + 5, (keys.b, keys.h, keys.first, keys.seq_q, keys.seq_k))
-            put_fields(slots, first + 10, (keys.q_start, keys.k_start, keys.row))
+            put_fields(slots, first + 7, (keys.seq_q, keys.seq_k, keys.q_start, keys.k_start, keys.row))
 
 
 @gluon.jit
@@ -273,6 +298,12 @@ def record(state):
 
 
 @gluon.jit
+def record_to_fill(state):
+    """The first field of the record of a producer's `state`."""
+    return record(PipelineState(state.index, state.phase ^ 1, STAGES))
+
+
+@gluon.jit
 def read_visit(ctx, state):
     """Reads the visit whose tile is in the slot of a consumer's `state`, of any ring with a slot per visit; called by
     four warps."""
@@ -280,33 +311,37 @@ def read_visit(ctx, state):
     slots = ctx.rings.visits
     row = get_field(slots.index(first))
     h, flags, turn = (slots.index(first + 1), slots.index(first + 2), slots.index(first + 3))
-    number = gl.to_tensor(0)
-    if ctx.config.persistent:
-        number = get_field(slots.index(first + 4))
-    return Visit(ctx.keys.b, get_field(h), row, get_field(flags), get_field(turn), number)
+    return Visit(ctx.keys.b, get_field(h), row, get_field(flags), get_field(turn))
 
 
 @gluon.jit
 def read_keys(ctx, state):
     """Reads the keys of the visit in the slot of a consumer's `state`."""
-    slots, first = ctx.rings.visits, record(state)
-    if ctx.config.ragged:  # numbers that the loader had to read from global memory
-        b, h, key = (slots.index(first + 5), slots.index(first + 6), slots.index(first + 7))
-        seq_q, seq_k = (slots.index(first + 8), slots.index(first + 9))
-        q_start, k_start, row = (slots.index(first + 10), slots.index(first + 11), slots.index(first + 12))
+    slots, number = ctx.rings.visits, record(state)
+    b, h, first = slots.index(number + 4), slots.index(number + 5), slots.index(number + 6)
+    b, h, first = get_field(b), get_field(h), get_field(first)
+    if ctx.config.ragged:
+        seq_q, seq_k = slots.index(number + 7), slots.index(number + 8)
+        q_start, k_start, row = slots.index(number + 9), slots.index(number + 10), slots.index(number + 11)
         return Keys(
-            get_field(b), get_field(h), get_field(key), get_field(seq_q), get_field(seq_k), ctx.work.shape.group,
-            get_field(q_start), get_field(k_start), gl.to_tensor(0), get_field(row),
+            b, h, first, get_field(seq_q), get_field(seq_k), ctx.work.shape.group, get_field(q_start),
+            get_field(k_start), gl.to_tensor(0), get_field(row),
         )  # fmt: skip
     else:
-        return dense_keys(ctx.work, get_field(slots.index(first + 4)), ctx.config)
+        return keys_of_batch_entry(ctx.work.shape, b, h, first)
 
 
 @gluon.jit
-def no_visit(ctx):
+def no_visit():
     """The visit that roles get when no key tile is left."""
     none = gl.to_tensor(-1)
-    return Visit(ctx.keys.b, none, none, none, none, none)
+    return Visit(none, none, none, none, none)
+
+
+@gluon.jit
+def publish_end(ctx, state):
+    """Writes `no_visit`, of which roles read only the row, into the record of a producer's `state`."""
+    put_field(ctx.rings.visits.index(record_to_fill(state)), -1)
 
 
 @gluon.jit
@@ -322,6 +357,4 @@ def following_visit(ctx, ring, state, visit_state):
     if ctx.config.persistent:
         return first_visit(ctx, ring, state, visit_state)
     else:
-        return no_visit(ctx)
-
-
+        return no_visit()

@@ -60,16 +60,18 @@ def attend_role(ctx, wg: gl.constexpr):
     """Computes dK and dV of the warpgroup's keys, key tile after key tile, and hands dS of every query tile over."""
     state = consumer_state(STAGES)  # of the rings of Q, dO and dS, which have the same number of slots
     held = consumer_state(ctx.config.key_stages)  # of the ring of K
+    follows: gl.constexpr = ctx.config.persistent and not ctx.config.attend_adds  # other gradients in the same memory
     visit = first_visit(ctx, ctx.rings.q, state, state)
-    while visit.number >= 0:
+    while visit.row >= 0:
         state = attend_keys(at_keys(ctx, state), visit, state, held, wg)
         visit = following_visit(ctx, ctx.rings.q, state, state)
-        if not ctx.config.attend_adds:
+        if follows:
             wait_copies()  # of the gradients, whose memory may be overwritten now
-        if ctx.config.stages_in_v:
+        if ctx.config.key_stages > 1 and not ctx.config.stages_in_ds:
             ctx.rings.v.consumer_release(held_values(held))
         held = held.step()
-    tma.store_wait(0)  # shared memory must outlive the last copy's reads
+    if not follows:
+        tma.store_wait(0)  # shared memory must outlive the last copy's reads
 
 
 @gluon.jit
@@ -129,11 +131,11 @@ def finish_keys(ctx, sums, weights, state, held, added, wg: gl.constexpr):
     if not config.attend_adds:
         rings.k.consumer_release(held)
     dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
+    if config.stages_in_ds and config.key_stages > 1:
+        rings.v.consumer_release(held_values(held))
     if config.values_first:
         hand_over(ctx, ds, state, wg)
     sums = Sums(wait_columns(0, dk, ds), dv)
-    if config.stages_in_ds and config.key_stages > 1:
-        rings.v.consumer_release(held_values(held))
     rings.q.consumer_release(state)  # the last of the key tile
     last = at_keys(ctx, state)  # read again instead of kept in registers across the loop
     if config.attend_adds:
@@ -365,7 +367,7 @@ def attend(ctx, s, q_state, visit, wg: gl.constexpr):
     keys, mods = ctx.keys, ctx.mods
     if ctx.slope is not None:
         visit = read_visit(ctx, q_state)  # again, or the compiler computes what depends on indices alone before S
-    visit = Visit(keys.b, visit.h, visit.row, visit.flags, visit.turn, visit.number)  # `b` of this key tile
+    visit = Visit(keys.b, visit.h, visit.row, visit.flags, visit.turn)  # `b` of this key tile
     key = visit.first_key() + wg * config.rows
     if ctx.slope is not None:
         key += opaque_zero(q_state)  # so that nothing of it is hoisted and kept

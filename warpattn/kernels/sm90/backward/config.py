@@ -37,7 +37,7 @@ from warpattn.language.nodes import reads
 from warpattn.problem import Problem
 from warpattn.problem.arch import Arch
 from warpattn.problem.launch import Choice
-from warpattn.problem.operands import is_masked
+from warpattn.problem.operands import is_masked, sees_first_keys
 
 from ...nvidia.backward.arguments import STAGES, TURN_FIELDS, VISIT_FIELDS, VISITS
 from ...nvidia.backward.order import key_tile_choice
@@ -48,7 +48,8 @@ from ..prefill.exact_values import STEP, widths_of
 CONSUMERS = 2
 DQ_COLUMNS = 64  # columns of dQ that are computed and added at a time
 SUM_COLUMNS = 320  # columns of dK and dV together that fit in 160 of a thread's 240 registers, for 64 keys
-SHORT_ROWS = 2048  # up to so many queries at head dim 64, 64-row tiles fit a causal triangle better than 128-row ones
+MASK_KEEPS = slice(0, 1)  # of a mask's program: whether a key is visible, without the span
+SHORT_ROWS = 2048  # see `short_rows`
 
 
 class RoleRegisters(NamedTuple):
@@ -63,8 +64,12 @@ class RoleRegisters(NamedTuple):
 class BackwardConfig(BackwardTiles):
     """Tile sizes and resources of one compiled kernel."""
 
-    registers: RoleRegisters
     attend_adds: bool = False  # see `add.py`; above head dim 128
+
+    @cached_property
+    def registers(self) -> RoleRegisters:
+        """Registers of the roles: all that an SM has."""
+        return RoleRegisters(240, 0, 24) if self.attend_adds else RoleRegisters(208, 72, 24)
 
     @cached_property
     def dq_cols(self) -> int:
@@ -130,11 +135,6 @@ class BackwardConfig(BackwardTiles):
         return 2 if self.persistent and not self.wide else 1
 
     @cached_property
-    def stages_in_v(self) -> bool:
-        """Whether dV and dK of persistent CTAs leave through the slot of V."""
-        return self.key_stages > 1 and not self.stages_in_ds
-
-    @cached_property
     def stages_in_ds(self) -> bool:
         """Whether dV and dK leave through a slot of dS, which is large enough up to 64 columns. Elsewhere they leave
         through the slot of V, whose next values then arrive later, or through those of dQ."""
@@ -165,7 +165,7 @@ class BackwardConfig(BackwardTiles):
     @cached_property
     def dq_buffers(self) -> int:
         """Buffers from which TMA adds dQ to global memory."""
-        return CONSUMERS if self.attend_adds else min(self.ds_stages, self.dq_parts)
+        return 1 if self.by_product else CONSUMERS
 
     @cached_property
     def dq_copies(self) -> int:
@@ -176,8 +176,17 @@ class BackwardConfig(BackwardTiles):
         return 2 if self.deterministic and (together or self.block_n < 2 * self.block_m) else 1
 
     @cached_property
+    def dq_rows(self) -> int:
+        return CONSUMER_ROWS
+
+    @cached_property
+    def dq_row_parts(self) -> int:
+        return self.block_m // self.dq_rows
+
+    @cached_property
     def dq_parts(self) -> int:
-        return -(-sum(self.widths_qk) // self.dq_cols)
+        """Parts of a tile of dQ, first those of its first rows."""
+        return self.dq_row_parts * -(-sum(self.widths_qk) // self.dq_cols)
 
     @cached_property
     def topology(self) -> Topology:
@@ -200,7 +209,7 @@ class BackwardConfig(BackwardTiles):
         ]
         if self.by_product:
             edges.append(Edge("P", "weigh", ("derive",), self.ds_stages, slot))
-        added = 4 * self.block_m * self.dq_cols
+        added = 4 * self.dq_rows * self.dq_cols
         private = 4 * VISITS * VISIT_FIELDS
         if self.deterministic:
             edges.append(Edge("turns", "turn", self.adds, STAGES, 4 * TURN_FIELDS))
@@ -249,24 +258,37 @@ def choose(problem: Problem, target: Arch, deterministic: bool = False) -> Choic
 
 def choose_config(problem: Problem, deterministic: bool = False) -> tuple[BackwardConfig, str]:
     """The configuration for a problem, and one sentence why."""
-    widest, ragged = max(problem.dim_qk, problem.dim_v), problem.kind == "ragged"
     adds = add_in_attend(problem.dim_qk, problem.dim_v)
-    keys = CONSUMER_ROWS * (1 if widest > 128 and not adds else CONSUMERS)
-    fields = problem_fields(problem, keys, deterministic)
-    if adds:
-        why = "head dims of at most 320 columns together: 64 keys a warpgroup, which have 240 registers and add dQ, too"
-        return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(240, 0, 24), attend_adds=True), why
+    narrow = adds or max(problem.dim_qk, problem.dim_v) <= 128
+    fields = problem_fields(problem, CONSUMER_ROWS * (CONSUMERS if narrow else 1), deterministic)
+    rows, why = query_rows(problem, deterministic)
+    return BackwardConfig(**fields, block_m=rows, attend_adds=adds), why
+
+
+def query_rows(problem: Problem, deterministic: bool) -> tuple[int, str]:
+    """Query rows of a tile, and one sentence why."""
+    widest, few = max(problem.dim_qk, problem.dim_v), "64 queries a tile"
+    if add_in_attend(problem.dim_qk, problem.dim_v):
+        return 64, (
+            "head dims of at most 320 columns together: 64 keys a warpgroup, which have 240 registers and add dQ, too"
+        )
     if widest > 128:
-        why = "head dim > 128: 64 keys, dV in one warpgroup and dK in the other; dQ 64 columns at a time"
-        return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(208, 72, 24)), why
+        return 64, "head dim > 128: 64 keys, dV in one warpgroup and dK in the other; dQ 64 columns at a time"
     if widest > 64:
-        why = "head dim <= 128: 64 queries a tile; dK and dV of 64 keys take 128 registers of a warpgroup's 208"
-        return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(208, 64, 32)), why
-    if is_masked(problem) and problem.seq_q <= SHORT_ROWS * (problem.batch if ragged else 1):
-        why = f"head dim <= 64, a mask and at most {SHORT_ROWS} queries: 64-row tiles waste less of the diagonal"
-        return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(160, 96, 24)), why
+        return 64, f"head dim <= 128: {few}; dK and dV of 64 keys take 128 registers of a warpgroup's 208"
+    if is_masked(problem) and (short := short_rows(problem, deterministic)):
+        return 64, f"head dim <= 64, a mask and at most {short} queries a sequence: {few}"
     if problem.score is not None and reads_place(problem.score):
-        why = "head dim <= 64 and a score that depends on places or tensors: 64 queries a tile, 128 spill"
-        return BackwardConfig(**fields, block_m=64, registers=RoleRegisters(160, 96, 24)), why
-    why = "head dim <= 64: 128 queries a tile; all columns of dQ at once, which reads dS once"
-    return BackwardConfig(**fields, block_m=128, registers=RoleRegisters(192, 104, 24)), why
+        return 64, f"head dim <= 64 and a score that depends on places or tensors: {few}, 128 spill"
+    if len(reads(problem.mask, MASK_KEEPS).tensors) > 1:
+        return 64, f"head dim <= 64 and a mask that reads several tensors: {few}, 128 spill"
+    return 128, "head dim <= 64: 128 queries a tile; dQ of 64 at a time, so that `reduce` needs few registers"
+
+
+def short_rows(problem: Problem, deterministic: bool) -> int:
+    """The most queries a sequence with which 64 queries a tile are faster under a mask at head dim 64, or 0 if this
+    problem has more (H200): in packed sequences, on average, and for deterministic gradients."""
+    if problem.kind == "ragged":
+        return SHORT_ROWS if problem.seq_q <= SHORT_ROWS * problem.batch else 0
+    most = SHORT_ROWS // 2 if sees_first_keys(problem) else SHORT_ROWS
+    return most if deterministic and problem.seq_q <= most else 0

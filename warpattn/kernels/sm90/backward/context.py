@@ -17,14 +17,14 @@ class Rings:
     """Shared memory."""
 
     k: StagedPipeline  # a slot has `key_parts` tiles: [stages * parts, 1, 64, 1, D]
-    v: StagedPipeline  # one slot, in which gradients are staged, too
+    v: StagedPipeline  # one slot, in which gradients may be staged, too
     q: StagedPipeline  # [stages, 1, M, 1, D]; a tile is several boxes where a box has fewer columns
     do: StagedPipeline
     ds: StagedPipeline  # [stages * parts, 64, M]: keys by queries
     p: StagedPipeline  # [stages, 64, M], from `weigh` to `derive`; without these roles the ring of dS
     shift: gl.shared_memory_descriptor  # [stages, 1, M] fp32 beside the Q slots: what S starts with
     delta: gl.shared_memory_descriptor  # [stages, 1, M] fp32 beside the dO slots: what dP starts with
-    dq: gl.shared_memory_descriptor  # [dq_buffers, 1, M, dq_cols] fp32
+    dq: gl.shared_memory_descriptor  # [dq_buffers, 1, dq_rows, dq_cols] fp32
     ordered: gl.base_value  # `OrderedRings` if gradients are deterministic, else None
     visits: gl.shared_memory_descriptor  # [VISITS * FIELDS, 1] int32
 
@@ -68,7 +68,7 @@ def make_rings(config: gl.constexpr):
     rows: gl.constexpr = config.rows
     block_m: gl.constexpr = config.block_m
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([rows, block_m], dtype)
-    dq_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, block_m, config.dq_cols], gl.float32)
+    dq_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, config.dq_rows, config.dq_cols], gl.float32)
     row_layout: gl.constexpr = row_numbers_layout()
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     topology: gl.constexpr = config.topology
@@ -93,7 +93,7 @@ def make_rings(config: gl.constexpr):
             gl.allocate_shared_memory(dtype, [stages, rows, block_m], ds_layout), empty_arrivals(topology, "P"),
             stages, fills=4,
         )  # fmt: skip
-    dq = gl.allocate_shared_memory(gl.float32, [config.dq_buffers, 1, block_m, config.dq_cols], dq_layout)
+    dq = gl.allocate_shared_memory(gl.float32, [config.dq_buffers, 1, config.dq_rows, config.dq_cols], dq_layout)
     ordered = None
     if config.deterministic:
         ordered = make_ordered_rings(dq, config)

@@ -19,6 +19,7 @@ from ...nvidia.backward.turns import BEHIND, add_part, count_turn, sum_head, tak
 from ...nvidia.backward.visits import STAGES, Visit, record
 from ...nvidia.pipelines import consumer_state, producer_state
 from ...pieces.scheduler import put_field
+from .reduce import first_column, first_row
 
 
 @gluon.jit
@@ -74,7 +75,7 @@ def pass_role(ctx):
 
 @gluon.jit
 def add_parts(ctx, state, head, row, turn):
-    """Adds a tile in parts of the columns; releases each buffer once TMA has read it. Returns the next slot's state."""
+    """Adds a tile in parts; releases each buffer once TMA has read it. Returns the next slot's state."""
     config: gl.constexpr = ctx.config
     ring = ctx.rings.ordered.dq
     parts: gl.constexpr = config.dq_parts
@@ -83,7 +84,8 @@ def add_parts(ctx, state, head, row, turn):
     for part in gl.static_range(parts + buffers - 1):
         if part < parts:
             ring.consumer_wait(state)
-            add_part(ctx, [head, row, part * config.dq_cols], ring.tile(state), turn)
+            at = [head, row + first_row(config, part), first_column(config, part)]
+            add_part(ctx, at, ring.tile(state), turn)
             state = state.step()
         if part >= buffers - 1:
             tma.store_wait(min(buffers - 1, parts + buffers - 2 - part))
@@ -116,7 +118,7 @@ def visit_of_warp(ctx, state):
     slots = ctx.rings.visits
     row, h = field_of_warp(slots.index(first)), field_of_warp(slots.index(first + 1))
     flags, turn = field_of_warp(slots.index(first + 2)), field_of_warp(slots.index(first + 3))
-    return Visit(ctx.keys.b, h, row, flags, turn, gl.to_tensor(0))
+    return Visit(ctx.keys.b, h, row, flags, turn)
 
 
 @gluon.jit

