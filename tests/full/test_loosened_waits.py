@@ -1,7 +1,8 @@
 """Every wait for groups of copies, stores or products, of every shipped kernel: looser, it is missed, or reviewed here.
 
 The kernels are those that calls launch in the simulator. Which of them have no such wait is listed, so that a kernel
-that gets one is looked at. The backward in a fixed order is in test_sm90_backward_knockout.py.
+that gets one is looked at. Backwards in a fixed order are in test_sm90_backward_knockout.py and
+test_sm100_backward_knockout.py.
 """
 
 from __future__ import annotations

@@ -33,7 +33,6 @@ ONCE = "keys and values are loaded once: the first lap over a ring never waits"
 FIRST = "the loader's first queries: the first lap over a ring never waits"
 LATEST = "nothing is loaded behind the last tile"
 QUERIES = "Q of this slot, acquired before, was released after dO of the same tile, by the same warps"
-PASSED = "the turn was passed before, which waits for all additions"
 BY_PRODUCT = (
     "P of the tile, waited for next, was made from these queries; dO, waited for before, was loaded after the visit"
 )
