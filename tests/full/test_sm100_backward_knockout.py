@@ -50,16 +50,16 @@ FIXED = [
 ]
 PLAIN = Case(300, 340, mask=WINDOW, arch="sm100")
 IN_TURNS = Case(400, 500, mask=SHORT, deterministic=True, heads=2, arch="sm100")
-# A case, why operations can go, and how many of those that are modelled can: not more than were reviewed.
+# A case, why operations can go, and how many of those that are modelled may.
 CASES: dict[str, tuple[Case, list[tuple[str, ...]], int]] = {
-    "64": (PLAIN, [], 6),
-    "128": (replace(PLAIN, dim=128), [], 6),
-    "fixed order": (IN_TURNS, FIXED, 8),
-    "ragged": (replace(PLAIN, lengths=((100, 240), (300, 300))), [], 6),
-    "score": (replace(PLAIN, score=SoftCap(20.0)), SLOPED, 7),
-    "256": (replace(PLAIN, dim=256), [], 6),
-    "256 fixed order": (replace(IN_TURNS, dim=256), FIXED, 8),
-    "256 score": (replace(PLAIN, dim=256, score=SoftCap(20.0)), SLOPED, 7),
+    "64": (PLAIN, [], 4),
+    "128": (replace(PLAIN, dim=128), [], 4),
+    "fixed order": (IN_TURNS, FIXED, 6),
+    "ragged": (replace(PLAIN, lengths=((100, 240), (300, 300))), [], 4),
+    "score": (replace(PLAIN, score=SoftCap(20.0)), SLOPED, 6),
+    "256": (replace(PLAIN, dim=256), [], 4),
+    "256 fixed order": (replace(IN_TURNS, dim=256), FIXED, 6),
+    "256 score": (replace(PLAIN, dim=256, score=SoftCap(20.0)), SLOPED, 6),
 }
 
 
@@ -70,7 +70,7 @@ def test_the_backward_needs_its_synchronisation(name: str) -> None:
     results = changed(case, "sm100.backward", reasons)
     assert not without_use(reasons, results)
     modelled = [found for found in results if found.op not in {FENCE, REPLACED[0]}]
-    assert len(modelled) > 55 and sum(not found.noticed for found in modelled) == spare
+    assert len(modelled) > 55 and sum(not found.noticed for found in modelled) <= spare
 
 
 @pytest.mark.parametrize(("dim", "waits"), [(64, 6), (256, 9)])  # above head dim 128 dQ has four parts

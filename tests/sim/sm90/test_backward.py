@@ -186,6 +186,14 @@ def test_key_tiles_walk_the_heads_of_a_group_side_by_side_down_and_up_in_turn(le
     assert walked(grouped, monkeypatch) == down + up
 
 
+@pytest.mark.full
+def test_key_tiles_of_narrow_heads_walk_tiles_of_128_queries(monkeypatch):
+    grouped = Case(256, 256, heads=4, heads_kv=2, mask=Causal(), section=1)
+    down = [(h, row) for rows in ((128, 0), (128,)) for row in rows for h in (0, 1)]
+    up = [(h, row) for rows in ((0, 128), (128,)) for row in rows for h in (2, 3)]
+    assert walked(grouped, monkeypatch) == down + up
+
+
 def test_half_of_a_section_that_runs_at_once_walks_down_and_the_other_up(monkeypatch):
     grouped = Case(256, 256, heads=4, heads_kv=2, dim=128, mask=Causal(), section=2, at_once=3)
     down = [(first + h, row) for first in (0, 2) for row in (192, 128, 64, 0) for h in (0, 1)]
