@@ -26,7 +26,6 @@ from warpattn.sim import loosen_waits
 
 pytestmark = pytest.mark.full
 
-QUERIES = "Q of this slot, acquired before, was released behind dK, which follows dV and dS, which read dO and delta"
 DELTA = "delta comes with dO, of which dP was made, that is waited for next"
 WEIGHED = "derive has waited for P before it says that it has read S, which is waited for next"
 PASSED = "the turn was passed before, which waits for all additions"
@@ -40,7 +39,6 @@ REDUNDANT = [
     (FENCE, "", IN_ORDER),
     ("ttng.wait_barrier", "load_queries(ctx, slot_of(visits, STAGES), visit)", FIRST),
     ("ttng.wait_barrier", "ctx.rings.k.producer_acquire(k_state)", ONCE),
-    ("ttng.wait_barrier", "load_rows(ctx, (ctx.tensors.do, ", QUERIES),  # of the last tile, and of the others
     ("ttng.wait_barrier", "rings.do.consumer_wait(state)  # delta", DELTA),
 ]
 SLOPED = [("ttng.wait_barrier", "await_signal(bars.p, tile.phase)  # so S has been read", WEIGHED)]

@@ -31,8 +31,6 @@ pytestmark = pytest.mark.full
 ARRIVE = "mbarrier.arrive.release.cta.shared::cta.b64"
 ONCE = "keys and values are loaded once: the first lap over a ring never waits"
 FIRST = "the loader's first queries: the first lap over a ring never waits"
-LATEST = "nothing is loaded behind the last tile"
-QUERIES = "Q of this slot, acquired before, was released after dO of the same tile, by the same warps"
 BY_PRODUCT = (
     "P of the tile, waited for next, was made from these queries; dO, waited for before, was loaded after the visit"
 )
@@ -43,8 +41,7 @@ REPLACES = "setp.lt.u32"  # how the assembly ends that makes keys and values fin
 REPLACED = (REPLACES, "gl.inline_asm(replace_asm(", "it orders nothing; the fence behind it does")
 REDUNDANT = [REPLACED, ("ttng.fence_async_shared", "# TMA sees the new barriers", "not modelled")]
 REDUCED = ("ttng.wait_barrier", "rings.k.consumer_wait(held)", KEYS)  # in `reduce`
-OUTPUT = ("ttng.wait_barrier", "load_rows(ctx, (ctx.tensors.do, ", QUERIES)
-SEVERAL = [REDUCED, OUTPUT]  # a CTA has several key tiles
+SEVERAL = [REDUCED]  # a CTA has several key tiles
 SINGLE = [  # a CTA has one key tile
     REDUCED,
     ("ttng.wait_barrier", "load_queries(ctx, slot_of(visits, STAGES), visit)", FIRST),
@@ -53,13 +50,10 @@ SINGLE = [  # a CTA has one key tile
 ]
 FIXED = [
     *SINGLE,
-    OUTPUT,
-    (ARRIVE, "rings.do.consumer_release(state)", LATEST),
     (ARRIVE, "rings.q.consumer_release(state)  # the last of", LAST_KEYS),
 ]
 COVERED = ("ttng.warp_group_dot_wait", "dp, dv, p = wait_value_scores(", "the wait of dK behind it covers dV, too")
 ADDING = [  # attending warpgroups that add dQ
-    OUTPUT,
     ("ttng.warp_group_dot_wait", "dv = wait_columns(0, dv, weights.p)", "the wait of dP behind it covers dV, too"),
     (
         "ttng.wait_barrier", "acquire(rings.ds, state)",
@@ -130,7 +124,7 @@ def taken_out(
 ) -> list[KnockOut]:  # fmt: skip
     """Every operation of a launch changed; what the launch `before` it makes is not there when it begins."""
     reached = {part.untyped_storage().data_ptr() for part in tensors_of(launch.args)}
-    programs = (2,) if launch.persistent else launch.grid  # a CTA takes several key tiles
+    programs = (max(2, launch.persistent),) if launch.persistent else launch.grid  # a CTA takes several key tiles
     grid = DependentGrid(programs, [part for part in before if part.untyped_storage().data_ptr() in reached])
     memory = SavedMemory(launch.args.values())
 

@@ -40,7 +40,8 @@ class Workers:
 class Edge:
     """A ring of `stages` slots of `slot_bytes` that one role fills and others empty.
 
-    Each slot has a full barrier (one arrival and the slot's bytes) and an empty one (one arrival per consumer warp).
+    Each slot has a full barrier (one arrival and the slot's bytes) and an empty one (one arrival per consumer warp),
+    unless it is released with another edge's slot, whose consumers release that when they have read both.
     """
 
     name: str
@@ -48,14 +49,11 @@ class Edge:
     consumers: tuple[str, ...]
     stages: int
     slot_bytes: int
+    released_with: str = ""  # the other edge
 
     @property
     def barriers(self) -> int:
-        return 2 * self.stages
-
-    @property
-    def smem_bytes(self) -> int:
-        return self.stages * self.slot_bytes + self.barriers * BARRIER_BYTES
+        return self.stages if self.released_with else 2 * self.stages
 
 
 @dataclass(frozen=True)
@@ -86,8 +84,8 @@ class Topology:
 
     @property
     def smem_bytes(self) -> int:
-        signals = BARRIER_BYTES * sum(signal.number for signal in self.signals)
-        return sum(edge.smem_bytes for edge in self.edges) + signals + self.private_bytes
+        tiles = sum(edge.stages * edge.slot_bytes for edge in self.edges)
+        return tiles + BARRIER_BYTES * self.barriers + self.private_bytes
 
     @property
     def barriers(self) -> int:

@@ -37,7 +37,8 @@ def test_parameters_of_a_launch(card):
 GRADIENTS = {
     "persistent": Case(64, 1700, dim=64, heads=8, heads_kv=8),
     "persistent, wide": Case(64, 1700, dim=192, dim_v=128, heads=8, heads_kv=8),
-    "deterministic": Case(64, 1700, dim=64, heads=8, heads_kv=8, deterministic=True),
+    "persistent, deterministic": Case(64, 1700, dim=64, heads=8, heads_kv=8, deterministic=True),
+    "deterministic": Case(64, 1700, dim=192, dim_v=128, heads=8, heads_kv=8, deterministic=True),
     "wide": Case(64, 900, dim=256, heads=8, heads_kv=8),
     "ragged and wide": Case(0, 0, lengths=((8, 40),) * 30, dim=256, dim_v=128, heads=8, heads_kv=8),
 }
@@ -70,7 +71,7 @@ def test_a_forward_mode_tangent_is_refused_in_a_repeated_call_too(card):
 def test_programs_that_wait_for_each_other_have_to_run_at_once(card, monkeypatch):
     """Deterministic gradients without a mask: each CTA begins beside its own keys, and the turns go round."""
     tiles = 14
-    main = next(x for x in launches_of(GRADIENTS["deterministic"]) if x.name == "sm90.backward")
+    main = next(x for x in launches_of(GRADIENTS["persistent, deterministic"]) if x.name == "sm90.backward")
     monkeypatch.setattr(bound_launches, "processors", lambda device: tiles)
     bound_launches.BoundLaunch(main, 0)
     monkeypatch.setattr(bound_launches, "processors", lambda device: tiles - 1)

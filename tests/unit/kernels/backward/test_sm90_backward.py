@@ -16,7 +16,7 @@ from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT
 from warpattn.machine_code.roles import role_faults
 from warpattn.machine_code.sass import disassembled, opcode_counts, resources
 from warpattn.masks import Causal, Full, Mask, Padding, Prefix, SlidingWindow
-from warpattn.problem import Call, validate
+from warpattn.problem import Call, Problem, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.scores import ALiBi, Bias, Score, SoftCap
 from warpattn.sequences import Dense, Ragged
@@ -51,7 +51,9 @@ def test_machine_code_is_what_the_config_promises(dim: int, mask: str) -> None:
     assert config.topology.smem_bytes <= kernel.metadata.shared <= min(config.topology.smem_bytes + 2048, SMEM_LIMIT)
     assert kernel.metadata.num_warps * 32 == config.topology.threads
     assert config.topology.registers <= 65_536
-    assert counts["UTMAREDG.3D.ADD"] == config.dq_parts, "dQ is added by TMA"
+    halves = 2 if config.claims else 1  # of a part of dQ: one warp copies both boxes, four warps share them
+    assert counts["UTMAREDG.3D.ADD"] == config.dq_parts * halves, "dQ is added by TMA"
+    assert counts["UTMASTG.3D"] == (config.dq_parts * halves if config.claims else 0), "the first CTA stores it"
     assert not any(name.startswith("STS.") and "128" not in name and "64" not in name for name in counts)
 
 
@@ -208,8 +210,33 @@ THREE = torch.zeros(3, dtype=torch.int32)
 def test_short_packed_or_ordered_sequences_and_masks_of_several_tensors_take_fewer_queries(
     mask: Mask, lengths: tuple[int, ...], deterministic: bool, rows: int
 ) -> None:
+    assert choose_config(problem_of(mask, lengths, 64), deterministic)[0].block_m == rows
+
+
+@pytest.mark.parametrize(
+    ("mask", "lengths", "dim", "claims"),
+    [
+        (Causal(), (512,), 128, True),
+        (Full(), (16384,), 96, True),
+        (Full(), (2048,), 64, True),
+        (Full(), (16384,), 64, False),
+        (Full(), (3000, 2000), 64, True),
+        (Causal(), (512,), 64, False),
+        (SlidingWindow(64), (4096,), 64, False),
+        (Causal(), (300, 3000), 64, True),
+        (Causal(), (4000, 3000), 64, False),
+        (Causal(), (512,), 192, False),
+    ],
+)
+def test_dq_is_stored_first_where_that_is_faster(mask: Mask, lengths: tuple[int, ...], dim: int, claims: bool) -> None:
+    assert choose_config(problem_of(mask, lengths, dim))[0].claims == claims
+    assert not choose_config(problem_of(mask, lengths, dim), True)[0].claims
+
+
+def problem_of(mask: Mask, lengths: tuple[int, ...], dim: int) -> Problem:
+    """Three sequences of a length, or packed ones."""
     ragged = len(lengths) > 1
     offsets = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-    q = torch.empty(1, dtype=torch.float16).expand(*(() if ragged else (3,)), sum(lengths), 2, 64)
+    q = torch.empty(1, dtype=torch.float16).expand(*(() if ragged else (3,)), sum(lengths), 2, dim)
     call = Call(q, q, q, Ragged(offsets, offsets) if ragged else Dense(), mask, backend="reference")
-    assert choose_config(validate(call, read_values=False).problem, deterministic)[0].block_m == rows
+    return validate(call, read_values=False).problem

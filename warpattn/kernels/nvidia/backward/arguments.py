@@ -35,6 +35,7 @@ class BackwardShape(NamedTuple):
     section: Any  # `KeyTileOrder.section`
     heads: Any  # key heads of all batch entries
     lap: Any  # `KeyTileOrder.lap`; for packed sequences it is in the list of their key tiles
+    lap_rows: Any  # `KeyTileOrder.lap_rows`; as a quotient the loader would keep, and spill, it
 
 
 class Sequences(NamedTuple):

@@ -30,7 +30,7 @@ def finish_kernel(dq, sums, dsinks, cu_q, scale, shape, config: gl.constexpr, ha
 def load_sum(sums, rows, col, inside, copy: gl.constexpr, shape, config: gl.constexpr):
     """Loads sum number `copy` of dQ; zeros where no CTA has added to the tile."""
     own = rows.own
-    if config.deterministic:
+    if config.counted:
         head = row_head() + copy * gl.num_programs(1)
         blocks: gl.constexpr = config.block_m // ROWS
         first = gl.program_id(0) // blocks * blocks

@@ -98,7 +98,7 @@ def _call(
         delta=_empty(x, heads, padded_q),
         dq=_empty(x, sums, padded_q, problem.dim_qk),
         dsinks=None if x.dsinks is None else _empty(x, heads, padded_q // ROWS),
-        turns=_empty(x, sums, padded_q // ROWS).view(torch.int32) if choice.config.deterministic else None,
+        turns=_empty(x, sums, padded_q // ROWS).view(torch.int32) if choice.config.counted else None,
     )
     sequences = Sequences(None, None, None)
     if isinstance(sequence, Ragged):
@@ -161,7 +161,7 @@ def _main(call: BackwardCall) -> Launch:
         "writes": (*(_boxes(call, name, *box) for name, box in writes.items()), made.dq),
         "numbers": (made.shift, made.delta), "sequences": call.sequences, "scale": checked.forward.scale,
         "turns": Turns(made.turns, call.shape.padded_q // ROWS), "counter": torch.zeros(1, dtype=torch.int32),
-        "shape": BackwardShape(*sizes, order.tiles, order.section, order.heads, order.lap),
+        "shape": BackwardShape(*sizes, order.tiles, order.section, order.heads, order.lap, order.lap_rows),
         **modifier_args(checked.forward),
     }  # fmt: skip
 
@@ -171,10 +171,11 @@ def _main(call: BackwardCall) -> Launch:
         return backward_source(args, config, modifiers, call.arch, call.kernels.device_code())
 
     key = (config, *(None if program is None else program.key for program in modifiers))
+    together = order.tiles if config.deterministic and config.rotate else 1
     return Launch(
-        f"{call.arch}.backward", call.arch, key, source, OPTIONS, choice.grid, args, persistent=int(config.persistent),
-        pdl=True, tile_counter="counter" if config.persistent else None, l2_promotion=256,
-        together=order.tiles if config.deterministic and config.rotate else 1,
+        f"{call.arch}.backward", call.arch, key, source, OPTIONS, choice.grid, args,
+        persistent=together if config.persistent else 0, pdl=True,
+        tile_counter="counter" if config.persistent else None, l2_promotion=256, together=together,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from ...pieces.scheduler import fetch_next, resolve_next
+from ...pieces.scheduler import LANES, fetch_next, resolve_next
 from ..pipelines import PipelineState
 from . import arguments as sizes
 from .turns import key_tile, sharing
@@ -29,8 +29,7 @@ BEHIND = gl.constexpr(sizes.BEHIND)
 class Search:
     """The state of the search for query tiles: the tests of a block of tiles, a bit for each."""
 
-    origin: gl.tensor  # with heads side by side, the query tile with which the walk begins
-    h: gl.tensor  # query head, or the first of the heads side by side
+    h: gl.base_value  # query head; None with heads side by side, which are those of the key head
     block: gl.tensor  # number of the block's first tile, counted as in `tile_at`
     meets: gl.tensor  # int32 bits: tiles that see the keys and are still to be visited
     masked: gl.tensor  # int32 bits: tiles that need the mask
@@ -42,13 +41,33 @@ def load_role(ctx):
     """Loads key tiles until none is left, and publishes that."""
     visits = gl.to_tensor(0)  # so far: this and the next number tell the slots in all rings, in two registers
     keys = gl.to_tensor(0)
-    number = gl.program_id(0)
+    number = first_number(ctx)
     more = number < ctx.work.total()
     while more:
         visits, number, more = load_tiles(at_number(ctx, number, visits), visits, keys, number)
         keys += 1
     if ctx.config.persistent:
         announce_end(ctx, slot_of(visits, STAGES))
+
+
+@gluon.jit
+def first_number(ctx):
+    """The number of a CTA's first key tile. CTAs that add in turns take this from the counter, too: they wait for CTAs
+    with smaller numbers, all of which run then."""
+    if ctx.config.persistent and ctx.config.deterministic:
+        return resolve_turn(ctx.tensors.counter, ctx.work, fetch_next(ctx.tensors.counter, ctx.work, 0))
+    else:
+        return gl.program_id(0)
+
+
+@gluon.jit
+def resolve_turn(counter, work, taken):
+    """`resolve_next` where all numbers are the counter's: so each CTA gets one past the end."""
+    total = work.total()
+    taken = gl.max(gl.where(gl.arange(0, 32, LANES) == 0, taken, 0), 0)
+    last = total + gl.minimum(gl.num_programs(0), total) - 1
+    gl.atomic_xchg(counter, 0, mask=taken == last, sem="relaxed")
+    return taken
 
 
 @gluon.jit
@@ -62,12 +81,12 @@ def load_tiles(ctx, visits, keys, number):
     """Loads K and V of a key tile, and every query tile that sees its keys; returns (the number of visits so far, the
     next key tile's number, whether there is one)."""
     k_state, v_state = slot_of(keys, ctx.config.key_stages), slot_of(keys, 1)
-    search, visit = next_visit(ctx, first_search(ctx, number, hidden_zero(visits)), number)
+    search, visit = next_visit(ctx, first_search(ctx, number, hidden_zero(visits)))
     visit = at_least_one(visit)
     load_queries(ctx, slot_of(visits, STAGES), visit)
     ctx.rings.k.producer_acquire(k_state)
     load_keys(ctx, ctx.tensors.k, ctx.rings.k, k_state, visit, ctx.config.padded_qk)
-    search, following = next_visit(ctx, search, number)  # while Q is in flight
+    search, following = next_visit(ctx, search)  # while Q is in flight
     announce(ctx, slot_of(visits, STAGES), visit, following)
     if ctx.config.key_stages > 1:  # otherwise V is free: it was read before the last dS, and K after that
         ctx.rings.v.producer_acquire(v_state)
@@ -77,13 +96,16 @@ def load_tiles(ctx, visits, keys, number):
         visits += 1
         visit = following
         load_queries(ctx, slot_of(visits, STAGES), visit)
-        search, following = next_visit(ctx, search, number)
+        search, following = next_visit(ctx, search)
         announce(ctx, slot_of(visits, STAGES), visit, following)
     if ctx.config.persistent:
         counter, work = ctx.tensors.counter + hidden_zero(visits), ctx.work.computed_anew(visits)
-        taken = fetch_next(counter, work, number)  # arrives while the last dO waits for its slot
+        taken = fetch_next(counter, work, 0 if ctx.config.deterministic else number)  # arrives while dO is loaded
         load_output_gradients(ctx, slot_of(visits, STAGES), visit)
-        number = resolve_next(counter, work, number, taken)
+        if ctx.config.deterministic:
+            number = resolve_turn(counter, work, taken)
+        else:
+            number = resolve_next(counter, work, number, taken)
         return visits + 1, number, number < work.total()
     else:
         load_output_gradients(ctx, slot_of(visits, STAGES), visit)
@@ -167,37 +189,52 @@ def announce(ctx, state, visit, following):
 @gluon.jit
 def first_search(ctx, number, block):
     """The search before the first tile of the first query head. `block`: 0, see `hidden_zero`."""
-    h = ctx.keys.h * ctx.keys.group
-    origin = gl.to_tensor(0)
     if ctx.config.side_by_side:
-        origin = query_tiles(ctx) - 1
-        origin = gl.where(ctx.work.downward(number, ctx.config), origin, 0)
-    return search_block(ctx, origin, h, block, number)
+        block -= gl.where(ctx.work.downward(number, ctx.config), tiles_together(ctx), 0)
+        return search_block(ctx, None, block)
+    else:
+        return search_block(ctx, ctx.keys.h * ctx.keys.group, block)
 
 
 @gluon.jit
-def next_visit(ctx, search, number):
+def next_visit(ctx, search):
     """(search, visit): the next query tile that sees the keys; its row is -1 if there is none."""
     keys = ctx.keys
-    together = heads_together(ctx)
-    tiles = query_tiles(ctx) * together
-    end = (keys.h + 1) * keys.group
-    while (search.meets == 0) & (search.h < end):
-        block = search.block + SEARCH
-        done = block >= tiles
-        h = search.h + gl.where(done, together, 0)
-        search = search_block(ctx, search.origin, h, gl.where(done, 0, block), number)
+    while (search.meets == 0) & not_ended(ctx, search):
+        search = next_block(ctx, search)
     lowest = search.meets & -search.meets
     flags = gl.where((search.masked & lowest) != 0, MASKED, 0)
     found = bit_number(lowest)
-    h, row = tile_at(ctx, search.origin, search.h, search.block + found)
-    row = gl.where((search.meets != 0) & (search.h < end), row, -1)
+    h, row = tile_at(ctx, search.h, search.block + found)
+    row = gl.where((search.meets != 0) & not_ended(ctx, search), row, -1)
     turn = gl.to_tensor(0)
     if ctx.config.deterministic:
         turn = gl.sum(gl.where(gl.arange(0, SEARCH, lane_layout()) == found, search.turn, 0), 0)
     rest = search.meets - lowest
-    following = Search(search.origin, search.h, search.block, rest, search.masked, search.turn)
+    following = Search(search.h, search.block, rest, search.masked, search.turn)
     return following, Visit(keys.b, h, row, flags, turn)
+
+
+@gluon.jit
+def not_ended(ctx, search):
+    """Whether the block is one of the tiles of the key head."""
+    if ctx.config.side_by_side:
+        return search.block < tiles_together(ctx)
+    else:
+        return search.h < (ctx.keys.h + 1) * ctx.keys.group
+
+
+@gluon.jit
+def next_block(ctx, search):
+    """The search of the next SEARCH tiles, of the next head if there are none."""
+    block = search.block + SEARCH
+    if ctx.config.side_by_side:
+        block = gl.where((search.block < 0) & (block >= 0), tiles_together(ctx), block)
+        return search_block(ctx, None, block)
+    else:
+        done = block >= tiles_together(ctx)
+        h = search.h + gl.where(done, 1, 0)
+        return search_block(ctx, h, gl.where(done, 0, block))
 
 
 @gluon.jit
@@ -213,26 +250,27 @@ def as_bits(lanes):
 
 
 @gluon.jit
-def search_block(ctx, origin, h, block, number):
+def search_block(ctx, h, block):
     """Tests the spans of SEARCH query tiles, of one head or of heads side by side, from tile number `block` on."""
     keys = ctx.keys
     block_m: gl.constexpr = ctx.config.block_m
     tile = block + gl.arange(0, SEARCH, lane_layout())
-    its_h, row = tile_at(ctx, origin, h, tile)
+    its_h, row = tile_at(ctx, h, tile)
     offset = keys.seq_k - keys.seq_q
     q_lo = row + offset
     q_hi = gl.minimum(row + block_m, keys.seq_q) - 1 + offset
     mods = ctx.mods
     first, full_lo, full_hi, last = mods.span(keys.b, its_h, q_lo, q_hi, keys.seq_q, keys.seq_k, mods.mask_args)
     end = keys.first + ctx.config.block_n
-    meets = (tile < query_tiles(ctx) * heads_together(ctx)) & (first < end) & (keys.first < last)
+    there = tile < gl.where(block < 0, 0, tiles_together(ctx))
+    meets = there & (first < end) & (keys.first < last)
     clean = (full_lo <= keys.first) & (end <= full_hi) & (row >= 0)
     if ctx.mods.score is not None:
         clean = clean & (row + block_m <= keys.seq_q)
     turn = None
     if ctx.config.deterministic:
-        turn = turn_at(ctx, number, row // block_m, last)
-    return Search(origin, h, block, as_bits(meets), as_bits(meets & (clean == 0)), turn)
+        turn = turn_at(ctx, block, row // block_m, last)
+    return Search(h, block, as_bits(meets), as_bits(meets & (clean == 0)), turn)
 
 
 @gluon.jit
@@ -242,26 +280,28 @@ def query_tiles(ctx):
 
 
 @gluon.jit
-def heads_together(ctx):
-    """Query heads whose tiles are numbered together."""
+def tiles_together(ctx):
+    """Query tiles that are numbered together: of a head, or of heads side by side."""
     if ctx.config.side_by_side:
-        return ctx.keys.group
+        return query_tiles(ctx) * ctx.keys.group
     else:
-        return gl.to_tensor(1)
+        return query_tiles(ctx)
 
 
 @gluon.jit
-def tile_at(ctx, origin, h, number):
+def tile_at(ctx, h, number):
     """(query head, first row) of tile `number`, any shape, of head h. With heads side by side: all heads of the group
-    from h on, then the next row, away from tile `origin`, so that CTAs that run together read the same tiles from L2:
+    from h on, then the next row, so that CTAs that run together read the same tiles from L2. Numbers are negative if
+    the walk goes down, which then ends with -1:
 
-        number   0 1 2 3   4 5 6 7       tile and head, a group of 4, from the last tile down
-                 9 9 9 9   8 8 8 8
-                 0 1 2 3   0 1 2 3
+        number   -40 -39 -38 -37   -36 -35 -34 -33   ...    tile and head, 10 tiles, a group of 4
+                   9   9   9   9     8   8   8   8
+                   0   1   2   3     0   1   2   3
     """
     if ctx.config.side_by_side:
-        tile = number // ctx.keys.group
-        return h + number - tile * ctx.keys.group, gl.maximum(tile - origin, origin - tile) * ctx.config.block_m
+        down = number >> 31  # -1 or 0
+        tile = (number ^ down) // ctx.keys.group
+        return (ctx.keys.h - (tile ^ down)) * ctx.keys.group + number, tile * ctx.config.block_m
     else:
         return h, first_row(ctx, number)
 
@@ -289,7 +329,7 @@ def first_tile(ctx):
 
 
 @gluon.jit
-def turn_at(ctx, number, tile, last):
+def turn_at(ctx, block, tile, last):
     """This CTA's turn at query tiles [SEARCH] whose rows see keys up to `last`: how many CTAs add to its sum first.
 
     Turns follow the order in which CTAs reach a tile, so that hardly any waits. A CTA begins at the tile beside its own
@@ -299,12 +339,10 @@ def turn_at(ctx, number, tile, last):
     n = key_tile(ctx)
     own = sharing(ctx, n)
     if ctx.config.mirrored:
-        rows = ctx.work.lap_rows()
+        rows = ctx.work.shape.lap_rows
         first = n // rows * rows
-        down = ctx.work.downward(number, ctx.config)
-        seen = gl.minimum((last + ctx.config.block_n - 1) // ctx.config.block_n, gl.where(down, 0, first + rows))
-        before = gl.where(down, own, sharing(ctx, first) - 1 - own)  # a number to keep for all tiles, as `seen`'s end
-        return sharing(ctx, seen) + before
+        seen = gl.minimum((last + ctx.config.block_n - 1) // ctx.config.block_n, first + rows)
+        return gl.where(block < 0, own, sharing(ctx, seen) + sharing(ctx, first) - 1 - own)
     elif ctx.config.side_by_side:
         return own
     elif ctx.config.rotate:

@@ -39,6 +39,11 @@ class KeyTileOrder:
         section = self.tiles * self.section
         return -(-section // -(-section // self.at_once))
 
+    @property
+    def lap_rows(self) -> int:
+        """Key tiles of each head in a lap."""
+        return max(self.lap // self.section, 1)
+
 
 def key_tile_choice(problem: Problem, config: BackwardTiles, why: str, target: Arch, *memory: str) -> Choice:
     """Makes the `Choice` for the gradients of a `problem` with `config` (for the reason `why`): one CTA per key tile,

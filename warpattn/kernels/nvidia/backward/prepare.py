@@ -44,7 +44,7 @@ def prepare_kernel(
         part = gl.where(seen, gl.exp2((sink - lse) * LOG2_E), 0.0) * delta
         at = row_head().to(gl.int64) * gl.num_programs(0) + gl.program_id(0)
         gl.store(made.dsinks + at, -gl.sum(part, 0))
-    if config.deterministic:
+    if config.counted:
         copies: gl.constexpr = config.dq_copies
         for copy in gl.static_range(copies):
             head = row_head() + copy * gl.num_programs(1)

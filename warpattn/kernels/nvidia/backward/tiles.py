@@ -43,11 +43,17 @@ class BackwardTiles(ArchTiles):
     ragged: bool  # sequences are packed end to end
     deterministic: bool  # CTAs add to a dQ tile in a fixed order
     block_m: int  # query rows of a tile
+    claims: bool = False  # the first CTA to reach a dQ tile stores it, others add to it then; else dQ is zeroed before
 
     @cached_property
     def dq_copies(self) -> int:
         """Sums of each dQ tile, which divide deterministic CTAs; `finish` adds them up."""
         return 1
+
+    @cached_property
+    def counted(self) -> bool:
+        """Whether a dQ tile has a counter, by which CTAs wait for others."""
+        return self.deterministic or self.claims
 
     @cached_property
     def key_stages(self) -> int:

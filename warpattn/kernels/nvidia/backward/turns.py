@@ -1,7 +1,10 @@
-"""Deterministic additions to dQ: each dQ tile has a counter of the CTAs that have added to it, and CTAs take turns.
+"""Additions to dQ by CTAs that wait for others: each dQ tile has a counter, and the first CTA stores instead of adding.
+So dQ need not be zeroed; `finish.py` takes zeros for a tile whose counter is still 0.
 
-The first CTA stores instead of adding, so dQ need not be zeroed; `finish.py` takes zeros for a tile whose counter is
-still 0. A tile may have several sums, each with turns of its own (`dq_copies`): key tile n adds to sum n % copies.
+      claims          0 ── the first CTA to reach the tile ──▶ 1 ── it has stored ──▶ 2: others add, in any order
+      deterministic   n CTAs have added: it is the turn of the next one
+
+With turns, a tile may have several sums, each with turns of its own (`dq_copies`): key tile n adds to sum n % copies.
 """
 
 from triton.experimental import gluon
@@ -21,6 +24,19 @@ def take_turn(ctx, visit):
     if visit.row < BEHIND:
         gl.atomic_poll(counter, visit.turn, sem="acquire")
     return counter
+
+
+@gluon.jit
+def claim(ctx, visit):
+    """0 for the first CTA that reaches the visited dQ tile, else 1, once that CTA has stored. It runs, and waits for
+    no other CTA once it has claimed a tile."""
+    found = gl.to_tensor(2)
+    if visit.row < BEHIND:
+        counter = turn_counter(ctx, sum_head(ctx, visit), ctx.keys.row + visit.row)
+        found = gl.atomic_max(counter, 1, sem="acquire")
+        if found == 1:
+            gl.atomic_poll(counter, 2, sem="acquire")
+    return gl.minimum(found, 1)
 
 
 @gluon.jit
@@ -47,8 +63,8 @@ def sharing(ctx, count):
 
 @gluon.jit
 def add_part(ctx, at, smem, turn):
-    """Adds to a part of a dQ tile by TMA; if deterministic, the first CTA stores instead."""
-    if ctx.config.deterministic:
+    """Adds to a part of a dQ tile by TMA; where tiles have counters, the first CTA stores instead."""
+    if ctx.config.counted:
         if turn == 0:
             tma.async_store(ctx.tensors.dq, at, smem)
         else:

@@ -104,7 +104,7 @@ class Work:
         together, at the last rows. Those of the next lap begin as these end, the longest first, so they end together,
         at the last rows, too. For `mirrored` laps see `mirrored_tile`."""
         if config.mirrored:
-            rows = self.lap_rows()
+            rows = self.shape.lap_rows
             laps = (self.tiles + rows - 1) // rows
             sections = (self.heads + self.section - 1) // self.section
             _, n = self.head_and_tile(number)
@@ -116,11 +116,6 @@ class Work:
             return number // lap % 2 == 0
 
     @gluon.jit
-    def lap_rows(self):
-        """Key tiles of each head in a lap."""
-        return gl.maximum(self.shape.lap // self.section, 1)
-
-    @gluon.jit
     def mirrored_tile(self, number, n, config: gl.constexpr):
         """The key tile of number `number`, the n-th of its head. In laps that walk up, the last key tile is first:
 
@@ -130,7 +125,7 @@ class Work:
 
         So an up lap's shortest CTAs are followed by a down lap's longest, all end together, and at each tile of dQ
         CTAs arrive one after the other, always behind CTAs of smaller numbers, for which alone they wait."""
-        rows = self.lap_rows()
+        rows = self.shape.lap_rows
         first = n // rows * rows
         mirror = first + gl.minimum(first + rows, self.tiles) - 1 - n
         return gl.where(self.downward(number, config), n, mirror)
@@ -218,10 +213,10 @@ def hidden_zero(count):
 
 
 @gluon.jit
-def at_keys(ctx, state):
-    """The context of the key tile whose visit is in the slot of a consumer's `state`; called by four warps."""
+def at_keys(ctx, state, get: gl.constexpr = get_field):
+    """The context of the key tile whose visit is in the slot of a consumer's `state`; `get`: see `read_visit`."""
     if ctx.config.persistent:
-        return with_keys(ctx, read_keys(ctx, state))
+        return with_keys(ctx, read_keys(ctx, state, get))
     else:
         return ctx
 
@@ -304,28 +299,28 @@ def record_to_fill(state):
 
 
 @gluon.jit
-def read_visit(ctx, state):
-    """Reads the visit whose tile is in the slot of a consumer's `state`, of any ring with a slot per visit; called by
-    four warps."""
+def read_visit(ctx, state, get: gl.constexpr = get_field):
+    """Reads the visit whose tile is in the slot of a consumer's `state`, of any ring with a slot per visit. `get` reads
+    a field: `get_field` where four warps call this, `field_of_warp` where one does."""
     first = record(state)
     slots = ctx.rings.visits
-    row = get_field(slots.index(first))
+    row = get(slots.index(first))
     h, flags, turn = (slots.index(first + 1), slots.index(first + 2), slots.index(first + 3))
-    return Visit(ctx.keys.b, get_field(h), row, get_field(flags), get_field(turn))
+    return Visit(ctx.keys.b, get(h), row, get(flags), get(turn))
 
 
 @gluon.jit
-def read_keys(ctx, state):
-    """Reads the keys of the visit in the slot of a consumer's `state`."""
+def read_keys(ctx, state, get: gl.constexpr):
+    """Reads the keys of the visit in the slot of a consumer's `state`; `get`: see `read_visit`."""
     slots, number = ctx.rings.visits, record(state)
     b, h, first = slots.index(number + 4), slots.index(number + 5), slots.index(number + 6)
-    b, h, first = get_field(b), get_field(h), get_field(first)
+    b, h, first = get(b), get(h), get(first)
     if ctx.config.ragged:
         seq_q, seq_k = slots.index(number + 7), slots.index(number + 8)
         q_start, k_start, row = slots.index(number + 9), slots.index(number + 10), slots.index(number + 11)
         return Keys(
-            b, h, first, get_field(seq_q), get_field(seq_k), ctx.work.shape.group, get_field(q_start),
-            get_field(k_start), gl.to_tensor(0), get_field(row),
+            b, h, first, get(seq_q), get(seq_k), ctx.work.shape.group, get(q_start),
+            get(k_start), gl.to_tensor(0), get(row),
         )  # fmt: skip
     else:
         return keys_of_batch_entry(ctx.work.shape, b, h, first)

@@ -113,7 +113,7 @@ class BackwardConfig(BackwardTiles):
             Edge("K", "load", ("weigh", "mma"), 1, self.key_bytes(qk)),
             Edge("V", "load", ("mma",), 1, self.key_bytes(v)),
             Edge("Q", "load", ("weigh", "mma"), STAGES, self.row_bytes(qk)),
-            Edge("dO", "load", ("derive", "mma"), STAGES, self.row_bytes(v)),
+            Edge("dO", "load", ("derive", "mma"), STAGES, self.row_bytes(v), released_with="Q"),
         )
         mma, weigh, derive = (("mma",),), (("weigh",),), (("derive",),)
         signals = (

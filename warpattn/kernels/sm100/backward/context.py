@@ -17,6 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import (
     TensorMemoryLayout,
     allocate_tensor_memory,
+    mbarrier,
     tensor_memory_descriptor,
 )
 
@@ -64,7 +65,7 @@ class Rings:
     k: StagedPipeline  # one slot [1, N, 1, D]
     v: StagedPipeline
     q: StagedPipeline  # [stages, 1, M, 1, D]
-    do: StagedPipeline
+    do: gl.base_value  # `OutputGradients`
     ds: gl.shared_memory_descriptor  # [ds_slots, N, M]: keys by queries
     shift: gl.shared_memory_descriptor  # [stages, 1, M] fp32, of the Q slots
     delta: gl.shared_memory_descriptor  # of the dO slots
@@ -72,6 +73,25 @@ class Rings:
     visits: gl.shared_memory_descriptor  # [VISITS * FIELDS, 1] int32
     sums: Sums
     bars: Barriers
+
+
+@gluon.aggregate
+class OutputGradients(StagedPipeline):
+    """The ring of dO, without empty barriers: Q's slot of the same visit is released when both have been read."""
+
+    @gluon.jit
+    def producer_acquire(self, state, sub: gl.constexpr = 0):
+        """The full barrier of a slot; it is empty since that of Q was."""
+        return self.full(state.index, sub)
+
+
+@gluon.jit
+def make_output_gradients(smem):
+    """Makes the ring of dO over `smem` [STAGES, ...]."""
+    bars = mbarrier.allocate_mbarrier(batch=STAGES)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(bars.index(i), count=1)
+    return OutputGradients(smem, bars, STAGES, 1, 1)
 
 
 @gluon.jit
@@ -91,7 +111,7 @@ def make_rings(config: gl.constexpr):
         make_pipeline(k, empty_arrivals(topology, "K"), 1),
         make_pipeline(v, empty_arrivals(topology, "V"), 1),
         make_pipeline(q, empty_arrivals(topology, "Q"), STAGES, fills=2),  # its bytes, and the visit
-        make_pipeline(do, empty_arrivals(topology, "dO"), STAGES),
+        make_output_gradients(do),
         gl.allocate_shared_memory(dtype, [config.ds_slots, config.rows, block_m], pair_layout(config)),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, block_m], row_layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, block_m], row_layout),

@@ -99,16 +99,15 @@ def multiply_values(ctx, state):
 
 @gluon.jit
 def add_value_gradients(ctx, state, first):
-    """Starts dV += P · dO, and releases P and dO."""
+    """Starts dV += P · dO, and releases P."""
     do = query_tile(ctx, ctx.rings.do, state)
     tcgen05_mma(ctx.rings.sums.p, do, ctx.rings.sums.dv, use_acc=not first)
     tcgen05_commit(ctx.rings.bars.p_read)
-    tcgen05_commit(ctx.rings.do.empty(state.index))
 
 
 @gluon.jit
 def add_key_gradients(ctx, state, slot, first):
-    """Starts dK += dS · Q, and releases Q; `slot`: that of dS."""
+    """Starts dK += dS · Q, and releases Q and dO; `slot`: that of dS."""
     q = query_tile(ctx, ctx.rings.q, state)
     tcgen05_mma(ctx.rings.ds.index(slot.index), q, ctx.rings.sums.dk, use_acc=not first)
     tcgen05_commit(ctx.rings.q.empty(state.index))

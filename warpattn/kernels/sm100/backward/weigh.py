@@ -109,7 +109,6 @@ def derive_role(ctx):
         signal(bars.p_read)
         if ctx.slope is not None:
             signal(bars.s_read)
-        rings.do.consumer_release(state)
         fence_async_shared()
         signal(ds_signal(ctx, slot))
         more = visit.more()

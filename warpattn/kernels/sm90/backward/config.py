@@ -18,7 +18,8 @@ get its registers and add dQ themselves:
 
     attend 0, 1 ── dS ─▶ dS ring ─▶ attend 0, 1    dQ = dS · K, every other 64 columns each
 
-For deterministic gradients two or three more warps make CTAs add to a dQ tile in a fixed order (`ordered.py`):
+Two or three more warps make CTAs add to a dQ tile after the first one, which stores it, or for deterministic gradients
+in a fixed order (`ordered.py`):
 
     turn       waits for the CTA's turn         ── turns ─▶ add, or attend 0, 1
     reduce     dQ = dS · K                      ── dQ ────▶ add
@@ -50,6 +51,7 @@ DQ_COLUMNS = 64  # columns of dQ that are computed and added at a time
 SUM_COLUMNS = 320  # columns of dK and dV together that fit in 160 of a thread's 240 registers, for 64 keys
 MASK_KEEPS = slice(0, 1)  # of a mask's program: whether a key is visible, without the span
 SHORT_ROWS = 2048  # see `short_rows`
+FEW_KEYS = 4096  # see `claims_pay`
 
 
 class RoleRegisters(NamedTuple):
@@ -69,7 +71,11 @@ class BackwardConfig(BackwardTiles):
     @cached_property
     def registers(self) -> RoleRegisters:
         """Registers of the roles: all that an SM has."""
-        return RoleRegisters(240, 0, 24) if self.attend_adds else RoleRegisters(208, 72, 24)
+        if self.attend_adds:
+            return RoleRegisters(240, 0, 24)
+        if self.deterministic and self.persistent:  # the loading role computes turns, `reduce` does not add
+            return RoleRegisters(208, 64, 32)
+        return RoleRegisters(208, 72, 24)
 
     @cached_property
     def dq_cols(self) -> int:
@@ -93,8 +99,8 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def persistent(self) -> bool:
-        """Whether a CTA does several key tiles. Not for deterministic gradients: their CTAs wait for each other."""
-        return not self.by_product and not self.deterministic
+        """Whether a CTA does several key tiles."""
+        return not self.by_product and not (self.attend_adds and self.deterministic)
 
     @cached_property
     def values_first(self) -> bool:
@@ -155,7 +161,7 @@ class BackwardConfig(BackwardTiles):
         """The roles that add dQ."""
         if self.attend_adds:
             return self.attending
-        return ("add",) if self.deterministic else ("reduce",)
+        return ("add",) if self.counted else ("reduce",)
 
     @cached_property
     def attending(self) -> tuple[str, ...]:
@@ -194,7 +200,7 @@ class BackwardConfig(BackwardTiles):
         roles = [Role(name, 4, self.registers.attend) for name in attend]
         reduce = () if self.attend_adds else ("reduce",)
         adding = () if self.attend_adds else ("add",)
-        ordered = ("turn", *adding, "pass") if self.deterministic else ()
+        ordered = ("turn", *adding, "pass") if self.counted else ()
         roles += [Role(name, 4, self.registers.reduce) for name in reduce]
         roles += [Role(name, 1, self.registers.load) for name in ("load", *ordered)]
         qk, v = self.padded_qk, self.padded_v
@@ -211,10 +217,10 @@ class BackwardConfig(BackwardTiles):
             edges.append(Edge("P", "weigh", ("derive",), self.ds_stages, slot))
         added = 4 * self.dq_rows * self.dq_cols
         private = 4 * VISITS * VISIT_FIELDS
-        if self.deterministic:
+        if self.counted:
             edges.append(Edge("turns", "turn", self.adds, STAGES, 4 * TURN_FIELDS))
             edges.append(Edge("added", self.adds[-1], ("pass",), STAGES, 4 * TURN_FIELDS))
-        if self.deterministic and not self.attend_adds:
+        if self.counted and not self.attend_adds:
             edges.append(Edge("dQ", "reduce", self.adds, self.dq_buffers, added))
         else:
             private += self.dq_buffers * added
@@ -262,7 +268,9 @@ def choose_config(problem: Problem, deterministic: bool = False) -> tuple[Backwa
     narrow = adds or max(problem.dim_qk, problem.dim_v) <= 128
     fields = problem_fields(problem, CONSUMER_ROWS * (CONSUMERS if narrow else 1), deterministic)
     rows, why = query_rows(problem, deterministic)
-    return BackwardConfig(**fields, block_m=rows, attend_adds=adds), why
+    claims = not deterministic and claims_pay(problem, rows)
+    why += "; the first CTA at a tile of dQ stores it, which saves writing zeros" * claims
+    return BackwardConfig(**fields, block_m=rows, claims=claims, attend_adds=adds), why
 
 
 def query_rows(problem: Problem, deterministic: bool) -> tuple[int, str]:
@@ -283,6 +291,18 @@ def query_rows(problem: Problem, deterministic: bool) -> tuple[int, str]:
     if len(reads(problem.mask, MASK_KEEPS).tensors) > 1:
         return 64, f"head dim <= 64 and a mask that reads several tensors: {few}, 128 spill"
     return 128, "head dim <= 64: 128 queries a tile; dQ of 64 at a time, so that `reduce` needs few registers"
+
+
+def claims_pay(problem: Problem, rows: int) -> bool:
+    """Whether storing dQ first is faster than zeroing it, with tiles of `rows` queries (H200). At 128 columns it is
+    1.00 to 1.11 times as fast. At 64 a mask leaves too few tiles to hide the wait for what another CTA stores (0.90 to
+    0.99, but packed sequences with 64 queries a tile 1.04), and zeros are a small part where keys are many."""
+    widest = max(problem.dim_qk, problem.dim_v)
+    if widest > 64:
+        return widest <= 128
+    if is_masked(problem):
+        return problem.kind == "ragged" and rows == CONSUMER_ROWS
+    return problem.seq_k <= FEW_KEYS * (problem.batch if problem.kind == "ragged" else 1)
 
 
 def short_rows(problem: Problem, deterministic: bool) -> int:

@@ -25,7 +25,7 @@ class Rings:
     shift: gl.shared_memory_descriptor  # [stages, 1, M] fp32 beside the Q slots: what S starts with
     delta: gl.shared_memory_descriptor  # [stages, 1, M] fp32 beside the dO slots: what dP starts with
     dq: gl.shared_memory_descriptor  # [dq_buffers, 1, dq_rows, dq_cols] fp32
-    ordered: gl.base_value  # `OrderedRings` if gradients are deterministic, else None
+    ordered: gl.base_value  # `OrderedRings` if dQ tiles have counters, else None
     visits: gl.shared_memory_descriptor  # [VISITS * FIELDS, 1] int32
 
 
@@ -40,7 +40,7 @@ class OrderedRings:
 
 @gluon.jit
 def make_ordered_rings(dq, config: gl.constexpr):
-    """Makes the rings for additions in a fixed order; `dq`: buffers."""
+    """Makes the rings for additions that may have to wait; `dq`: buffers."""
     topology: gl.constexpr = config.topology
     ring = None
     fills: gl.constexpr = 4 * len(config.adds) if config.attend_adds else 1
@@ -95,7 +95,7 @@ def make_rings(config: gl.constexpr):
         )  # fmt: skip
     dq = gl.allocate_shared_memory(gl.float32, [config.dq_buffers, 1, config.dq_rows, config.dq_cols], dq_layout)
     ordered = None
-    if config.deterministic:
+    if config.counted:
         ordered = make_ordered_rings(dq, config)
     return Rings(
         make_pipeline(k, empty_arrivals(topology, "K"), key_stages, parts * boxes_qk),

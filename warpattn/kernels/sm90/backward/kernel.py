@@ -6,8 +6,9 @@ attend 0, 1          S, P, dP, dS; dV and dK in registers; dS ──▶ ring    
     and derive       dP, dS; dK in registers; dS ──▶ ring
 reduce               dQ = dS · K, added in fp32 by TMA                          (reduce.py)
     or attend 0, 1   the same, where there is no `reduce`                       (add.py)
-turn, add, pass      for deterministic gradients: CTAs add dQ in a fixed order (1 warp each;
-                     no `add` where attending warpgroups add)                   (ordered.py)
+turn, add, pass      where dQ tiles have counters: CTAs add dQ after the first one, or in a
+                     fixed order (1 warp each; no `add` where attending warpgroups add)
+                                                                                (ordered.py)
 """
 
 from triton.experimental import gluon
@@ -43,9 +44,9 @@ def start_roles(ctx):
         + ([(derive_role, (ctx,))] if config.by_product else [(attend_1, (ctx,))])
         + ([] if config.attend_adds else [(reduce_role, (ctx,))])
         + [(load_role, (ctx,))]
-        + ([(turn_role, (ctx,))] if config.deterministic else [])
-        + ([(add_role, (ctx,))] if config.deterministic and not config.attend_adds else [])
-        + ([(pass_role, (ctx,))] if config.deterministic else []),
+        + ([(turn_role, (ctx,))] if config.counted else [])
+        + ([(add_role, (ctx,))] if config.counted and not config.attend_adds else [])
+        + ([(pass_role, (ctx,))] if config.counted else []),
         workers.warps,
         workers.registers,
     )

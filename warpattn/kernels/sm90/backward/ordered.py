@@ -1,4 +1,5 @@
-"""Three warps that make CTAs add to a dQ tile in a fixed order (deterministic gradients); other roles do not wait.
+"""Three warps that make CTAs add to a dQ tile after the first one, or in a fixed order (deterministic gradients). Other
+roles do not wait.
 
       turn     waits for the CTA's turn at a tile, up to two tiles ahead    ── turns ─▶ add
       reduce   dQ = dS · K                                                  ── dQ ────▶ add
@@ -15,8 +16,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from ...nvidia.backward.turns import BEHIND, add_part, count_turn, sum_head, take_turn, turn_counter
-from ...nvidia.backward.visits import STAGES, Visit, record
+from ...nvidia.backward.turns import BEHIND, add_part, claim, count_turn, sum_head, take_turn, turn_counter
+from ...nvidia.backward.visits import STAGES, at_keys, read_visit
 from ...nvidia.pipelines import consumer_state, producer_state
 from ...pieces.scheduler import put_field
 from .reduce import first_column, first_row
@@ -30,14 +31,26 @@ def turn_role(ctx):
     more = gl.to_tensor(True)
     while more:
         ctx.rings.q.consumer_wait(state)
-        visit = visit_of_warp(ctx, state)
+        visit = read_visit(ctx, state, field_of_warp)
+        keys = at_keys(ctx, state, field_of_warp)
         ctx.rings.q.consumer_release(state)
-        take_turn(ctx, visit)
-        put_tile(ctx.rings.ordered.turns, turn_state, sum_head(ctx, visit), ctx.keys.row + visit.row, visit.turn)
-        more = visit.more()
+        more = visit.row >= 0 if ctx.config.persistent else visit.more()
+        if visit.row >= 0:
+            turn = turn_at_tile(keys, visit)
+            put_tile(ctx.rings.ordered.turns, turn_state, sum_head(keys, visit), keys.keys.row + visit.row, turn)
+            turn_state = turn_state.step()
         state = state.step()
-        turn_state = turn_state.step()
     put_tile(ctx.rings.ordered.turns, turn_state, gl.to_tensor(0), gl.to_tensor(-1), gl.to_tensor(0))
+
+
+@gluon.jit
+def turn_at_tile(ctx, visit):
+    """The CTA's turn at the visited dQ tile, once it has come. With turn 0 it stores, with others it adds."""
+    if ctx.config.deterministic:
+        take_turn(ctx, visit)
+        return visit.turn
+    else:
+        return claim(ctx, visit)
 
 
 @gluon.jit
@@ -52,11 +65,13 @@ def add_role(ctx):
         turn = field_of_warp(turns.tile(state, 2))
         turns.consumer_release(state)
         dq_state = add_parts(ctx, dq_state, head, row, turn)
-        tma.store_wait(0, read_only=False)
-        put_tile(added, added_state, head, row, 0)
+        if ctx.config.deterministic or turn == 0:  # another CTA may wait
+            tma.store_wait(0, read_only=False)
+            put_tile(added, added_state, head, row, turn)
+            added_state = added_state.step()
         state = state.step()
-        added_state = added_state.step()
         head, row = get_tile(turns, state)
+    tma.store_wait(0)  # shared memory must outlive the last copy's reads
     put_tile(added, added_state, head, row, 0)
 
 
@@ -109,16 +124,6 @@ def get_tile(ring, state):
     """(head, first row) of the next tile, as `put_tile` sent it; a row of -1: none follows."""
     ring.consumer_wait(state)
     return field_of_warp(ring.tile(state, 0)), field_of_warp(ring.tile(state, 1))
-
-
-@gluon.jit
-def visit_of_warp(ctx, state):
-    """`read_visit` for a Q slot, called by one warp."""
-    first = record(state)
-    slots = ctx.rings.visits
-    row, h = field_of_warp(slots.index(first)), field_of_warp(slots.index(first + 1))
-    flags, turn = field_of_warp(slots.index(first + 2)), field_of_warp(slots.index(first + 3))
-    return Visit(ctx.keys.b, h, row, flags, turn)
 
 
 @gluon.jit

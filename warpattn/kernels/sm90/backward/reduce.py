@@ -32,7 +32,7 @@ def reduce_role(ctx):
         state, visit_state, added = add_tiles(at_keys(ctx, visit_state), state, visit_state, added, held)
         held = held.step()
         visit = following_visit(ctx, ctx.rings.ds, state, visit_state)
-    if not ctx.config.deterministic:
+    if not ctx.config.counted:
         tma.store_wait(0)  # shared memory must outlive the last copy's reads
 
 
@@ -52,7 +52,7 @@ def add_tiles(ctx, state, visit_state, added, held):
             dq = warpgroup_mma_wait(0, deps=(dq,))
             if part == parts - 1:
                 rings.ds.consumer_release(state)
-            if config.deterministic:
+            if config.counted:
                 hand_over_part(ctx, dq, added, part)
             else:
                 add_by_tma(ctx, dq, visit, added, part)
