@@ -24,13 +24,14 @@ from warpattn.errors import Rules
 from warpattn.inputs import is_tensor, kind_of, tensor_fault, without_autocast
 
 __all__ = ["EIGHT_BIT", "GRANULARITIES", "ROW_BLOCKS", "Hadamard", "Quantized", "check_quantize", "check_scale",
-           "check_scale_values", "dequantized", "granularity", "quantize", "result_dtype", "saturated",
-           "split"]  # fmt: skip
+           "check_scale_values", "check_transposed", "dequantized", "granularity", "quantize", "result_dtype",
+           "saturated", "split", "transposed_shape", "transposed_values"]  # fmt: skip
 
 EIGHT_BIT = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 BLOCKS = (64, 128)  # columns
 GRANULARITIES = ("tensor", "head", "token", *BLOCKS)
 ROW_BLOCKS = {"64 rows": 64, "128 rows": 128}  # tokens; the last block of a sequence may have fewer
+KEYS_OF_PRODUCT = 32  # k of one 8-bit wgmma
 LEAST_SCALE = torch.finfo(torch.float32).tiny  # a denormal scale would have fewer bits
 
 
@@ -40,11 +41,14 @@ class Quantized:
 
     values (…, heads, dim), of a dtype in `EIGHT_BIT`. scale fp32, positive and finite, of shape (), (heads,),
     values.shape[:-1] or (*values.shape[:-1], blocks) with blocks of 64 or 128 columns; for q and k of dense batches
-    also (batch, blocks, heads) with blocks of 64 or 128 tokens. The call that gets it checks it.
+    also (batch, blocks, heads) with blocks of 64 or 128 tokens. transposed: values of dense v once more, as
+    `transposed_values` makes them; products of 8 bits on Hopper read them instead of transposing in each call, all
+    else ignores them. The call that gets it checks it.
     """
 
     values: Tensor
     scale: Tensor
+    transposed: Tensor | None = None
 
     def dequantized(self) -> Tensor:
         """Return values · scale in fp32. Raises AttentionError listing every broken rule."""
@@ -107,16 +111,46 @@ _kept_hadamard_matrix = cache(_make_hadamard_matrix)
 
 
 def quantize(
-    x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, *, per: str | int = "tensor", scale: Tensor | None = None
-) -> Quantized:
+    x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, *, per: str | int = "tensor", scale: Tensor | None = None,
+    transposed: bool = False,
+) -> Quantized:  # fmt: skip
     """Quantise x (…, heads, dim) to 8-bit values with scales by torch operations. This is the specification of
     `serving.quantizing.quantize`."""
-    check_quantize(x, dtype, per, scale)
+    check_quantize(x, dtype, per, scale, transposed)
     scale = _scales(x, dtype, per) if scale is None else scale
-    return Quantized(saturated(x.float() / _spread(scale, x.shape), dtype), scale)
+    values = saturated(x.float() / _spread(scale, x.shape), dtype)
+    return Quantized(values, scale, transposed_values(values) if transposed else None)
 
 
-def check_quantize(x: Tensor, dtype: torch.dtype, per: str | int, scale: Tensor | None) -> None:
+def transposed_values(values: Tensor) -> Tensor:
+    """Return 8-bit values (batch, keys, heads, dim) as (batch, heads, dim, places), contiguous: wgmma needs the summed
+    index of P·V in neighbouring bytes. Every 32 keys are in the order of the weights
+    (kernels/sm90/prefill/eight_bit/weights.py), and places past the last key are 0."""
+    bits = values.detach().view(torch.uint8)
+    whole = torch.nn.functional.pad(bits, (0, 0, 0, 0, 0, -bits.shape[1] % KEYS_OF_PRODUCT))
+    keys = whole.unflatten(1, (-1, 2, 4, 2))  # 16 j + 8 e + 2 t + b goes to 16 j + 4 t + 2 e + b
+    return keys.permute(0, 5, 6, 1, 3, 2, 4).flatten(3).contiguous().view(values.dtype)
+
+
+def transposed_shape(shape: torch.Size) -> tuple[int, ...]:
+    """Return the shape of `transposed_values` of values of `shape`."""
+    batch, keys, heads, dim = shape
+    return (batch, heads, dim, keys + -keys % KEYS_OF_PRODUCT)
+
+
+def check_transposed(rules: Rules, name: str, x: object, values: Tensor) -> None:
+    """Check dtype, shape and layout of the transposed form of dense 8-bit `values`."""
+    wanted = (values.dtype, transposed_shape(values.shape))
+    if is_tensor(x) and (x.dtype, x.shape) == wanted and x.is_contiguous():
+        return
+    what = f" with strides {x.stride()}" if isinstance(x, Tensor) and not x.is_contiguous() else ""
+    rule = "it must be None or a contiguous {} tensor of shape {}".format(*wanted)
+    rules.add(f"{name} is {kind_of(x)}{what}", f"for v of shape {tuple(values.shape)} {rule}")
+
+
+def check_quantize(
+    x: Tensor, dtype: torch.dtype, per: str | int, scale: Tensor | None, transposed: bool = False
+) -> None:
     """Check the arguments of `quantize`; raises AttentionError listing every broken rule."""
     rules = Rules()
     fault = None if is_tensor(x) else tensor_fault(x)
@@ -141,7 +175,24 @@ def check_quantize(x: Tensor, dtype: torch.dtype, per: str | int, scale: Tensor 
         fine = check_scale(rules, "scale", scale, "x", x.shape, of_rows=x.ndim >= 4)
         if fine and scale.device.type == "cpu" and not _is_recorded():
             check_scale_values(rules, "scale", scale)
+    if not isinstance(transposed, bool):
+        rules.flag("transposed", transposed)
+    elif transposed:
+        _check_transposing(rules, x, dtype, per, scale)
     rules.done()
+
+
+def _check_transposing(rules: Rules, x: Tensor, dtype: torch.dtype, per: str | int, scale: Tensor | None) -> None:
+    """Require what products of 8 bits on Hopper take as v."""
+    needs = "transposed=True needs"
+    rules.require(dtype == torch.float8_e4m3fn, f"dtype is {dtype}", f"{needs} torch.float8_e4m3fn")
+    if scale is None:
+        rules.require(per in ("tensor", "head"), f"per is {kind_of(per)}", f"{needs} tensor or head")
+    elif isinstance(scale, Tensor) and scale.ndim > 1:
+        rules.add(f"scale has shape {tuple(scale.shape)}", f"{needs} one of the tensor or of heads")
+    if x.ndim != 4 or x.shape[-1] % 16:
+        rule = f"{needs} (batch, tokens, heads, head_dim) with a multiple of 16 as head_dim"
+        rules.add(f"x has shape {tuple(x.shape)}", rule)
 
 
 def _scales(x: Tensor, dtype: torch.dtype, per: str | int) -> Tensor:

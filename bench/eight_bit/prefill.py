@@ -1,9 +1,9 @@
 """Times prefill with 8-bit products beside our own 16-bit prefill: `python3 -m bench.eight_bit.prefill --json FILE`.
 
 Each case has q, k and v of bf16 and the same in e4m3 with a scale per head; the latter includes the launch that
-transposes the values, which is also timed alone, beside a copy of as many bytes. Results are held against fp32 on what
-is stored. A `--variant` is the 8-bit kernel with other fields of its configuration. Without a GPU, small cases run with
-the reference.
+transposes the values, which is also timed alone, beside a copy of as many bytes, unless v brings them transposed.
+Results are held against fp32 on what is stored. A `--variant` is the 8-bit kernel with other fields of its
+configuration. Without a GPU, small cases run with the reference.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from bench.cases import Case, groups
 from bench.measure import arguments, inputs, record, timing
 from bench.peers.adapter import first_line
 from warpattn.kernels.sm90.prefill.choice import usual_config
-from warpattn.kernels.sm90.prefill.launch import arrange, list_launches, transposed
+from warpattn.kernels.sm90.prefill.eight_bit.transpose_launch import transposed
+from warpattn.kernels.sm90.prefill.launch import arrange, list_launches
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.operands import Operands
@@ -31,6 +32,7 @@ from warpattn.runtime.bound_launches import BoundLaunches
 from warpattn.sequences import Dense
 
 SIXTEEN, OWN, ACROSS, COPY = "16-bit", "8-bit", "values across", "copy of values"
+BROUGHT = f"{OWN}, v transposed"
 NAMES = tuple(f"{dim}-{shape}-{mask}" for mask in ("full", "causal") for dim in ("d128", "d64", "d256")
               for shape in ("1x16k", "16x1k"))  # fmt: skip
 LIMIT = 3.5e-2  # relative error: weights have four significant bits
@@ -62,13 +64,14 @@ def run_case(case: Case, variants: Sequence[str], rounds: int, seed: int) -> dic
     device, mask = inputs.default_device(), wa.Causal() if case.causal else None
     wide = inputs.make(case, device, seed)
     given = tuple(wa.quantize(x, per="head") for x in wide)
+    brought = (*given[:2], wa.quantize(wide[2], per="head", transposed=True))
     expected = in_fp32(given, case.causal)
     results: dict[str, dict[str, Any]] = {SIXTEEN: {"status": "timed"}}
     calls: dict[str, Callable[[], object]] = {SIXTEEN: partial(wa.attention, *wide, mask=mask)}
-    for text in ("", *variants):
-        name = f"{OWN} {text}".strip()
+    for name in (OWN, BROUGHT, *(f"{OWN} {text}" for text in variants)):
+        x, text = (brought, "") if name == BROUGHT else (given, name.removeprefix(OWN).strip())
         try:
-            call = own_call(given, mask, _fields(text))
+            call = own_call(x, mask, _fields(text))
             error = ((call().float() - expected).norm() / expected.norm()).item()
             results[name] = {"status": "timed" if error <= LIMIT else "wrong", "error": error}
             if error <= LIMIT:  # also refuses NaN

@@ -218,6 +218,20 @@ def test_products_of_8_bits(dim):
         assert torch.equal(wa.attention_varlen(*flat, seq, mask=wa.Causal()), found.flatten(0, 1))
 
 
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_values_that_come_transposed(dim):
+    """As torch makes them; attention has the bits that it has without, in a repeated call on other tensors, too."""
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    for _ in range(2):
+        q, k, x = (torch.randn(2, 1001, heads, dim, device="cuda", generator=generator).bfloat16()
+                   for heads in (8, 2, 2))  # fmt: skip
+        v, expected = (make(x, per="head", transposed=True) for make in (wa.quantize, quantize))
+        for found, wanted in ((v.values, expected.values), (v.transposed, expected.transposed)):
+            assert torch.equal(found.view(torch.uint8), wanted.view(torch.uint8))
+        q, k, plain = (wa.quantize(each, per="head") for each in (q, k, x))
+        assert torch.equal(wa.attention(q, k, v, mask=wa.Causal()), wa.attention(q, k, plain, mask=wa.Causal()))
+
+
 STORED = [("head",) * 3, ("64 rows", "head", "64 rows"), ("head",) * 2, ("token",) * 3, (64, 64)]
 
 

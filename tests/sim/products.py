@@ -58,7 +58,8 @@ def operands(case: Case) -> Given:
 def checked_call(case: Case, given: Given, backend: str) -> tuple[CheckedCall, Operands, Dense]:
     """The call, its operands with outputs of NaN, and its scales."""
     q, k, v = given
-    sequence, sinks = Dense(k.scale, v.scale, q.scale), torch.randn(case.heads) if case.sinks else None
+    sequence = Dense(k.scale, v.scale, q.scale, v_transposed=v.transposed)
+    sinks = torch.randn(case.heads) if case.sinks else None
     out = poisoned((*q.values.shape[:-1], v.values.shape[-1]), case.dtype)
     modifiers = (case.mask, case.score, sinks, case.scale)
     checked = validate(Call(q.values, k.values, v.values, sequence, *modifiers, True, out, backend))

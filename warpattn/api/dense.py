@@ -8,7 +8,7 @@ from torch import Tensor
 from warpattn.masks import Mask
 from warpattn.problem import Call, CheckedCall
 from warpattn.problem.backends import Backend
-from warpattn.quantized import Quantized, split
+from warpattn.quantized import EIGHT_BIT, Quantized, split
 from warpattn.runtime.execute import attend
 from warpattn.runtime.training.autograd import train
 from warpattn.scores import Score
@@ -42,8 +42,10 @@ def attention(
     """
     sequence = DENSE
     if isinstance(q, WITH_PARTS) or isinstance(k, Quantized) or isinstance(v, Quantized):
+        across = v.transposed if isinstance(v, Quantized) else None
         (q, of_q), (k, k_scale), (v, v_scale) = parted(q), split(k), split(v)
-        sequence = Dense(k_scale, v_scale, **of_q)
+        narrow = getattr(q, "dtype", None) in EIGHT_BIT
+        sequence = Dense(k_scale, v_scale, **of_q, v_transposed=across if narrow else None)
     return attend_call(Call(q, k, v, sequence, mask, score, sinks, scale, return_lse, out), backend)
 
 

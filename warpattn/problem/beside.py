@@ -67,7 +67,7 @@ def _check_out(rules: Rules, call: Call, sizes: Sizes) -> None:
     if overlaps_itself(out):
         rules.add(f"out has shape {tuple(out.shape)} and strides {out.stride()}",
                   "each element of out must have its own place in memory")  # fmt: skip
-    others = {"q.rope": call.sequence.q_rope, "sinks": call.sinks}
+    others = {"q.rope": call.sequence.q_rope, "v.transposed": call.sequence.v_transposed, "sinks": call.sinks}
     for name, x in (call.sequence.operands(call.q, call.k, call.v) | others).items():
         if isinstance(x, Tensor) and overlap(out, x):
             what = f"out starts at {out.data_ptr()} and {name} at {x.data_ptr()}"

@@ -12,7 +12,7 @@ from warpattn.errors import Rules, many
 from warpattn.problem.backends import KERNEL_DTYPES, LATENT, LIMITS, USE_REFERENCE, EightBitLimits
 from warpattn.problem.gradients import refuse_gradients
 from warpattn.problem.problem import Call, Problem, Scales
-from warpattn.quantized import EIGHT_BIT, check_scale, check_scale_values, granularity
+from warpattn.quantized import EIGHT_BIT, check_scale, check_scale_values, check_transposed, granularity
 from warpattn.sequences import Dense, PagedKV, PagedRagged
 from warpattn.sequences.latent import LatentPages
 
@@ -47,6 +47,9 @@ def check_types(rules: Rules, call: Call, read_values: bool) -> None:
             of_tokens = in_pages and x is not q and getattr(scale, "ndim", 0) > 1
             read = read_values and not of_tokens
             _check_scale(rules, (scale_name, scale), (name, x), read, of_rows)
+    across = sequence.v_transposed
+    if across is not None and isinstance(call.v, Tensor) and call.v.ndim == 4:
+        check_transposed(rules, "v.transposed", across, call.v)
 
 
 def _check_scale(
@@ -70,7 +73,8 @@ def eight_bit_of(call: Call) -> dict[str, Any]:
     scales = Scales(*(granularity(scale, x.shape) for scale, x in pairs))
     latents = _latents(call)
     rope = {} if latents is None else {"rope": latents.rope.shape[-1], "narrow_rope": latents.rope.dtype in EIGHT_BIT}
-    return {"kv_dtype": k.dtype, "q_dtype": q.dtype if q.dtype in EIGHT_BIT else None, "scales": scales, **rope}
+    fields = {"kv_dtype": k.dtype, "q_dtype": q.dtype if q.dtype in EIGHT_BIT else None, "scales": scales, **rope}
+    return fields if sequence.v_transposed is None else fields | {"v_transposed": True}
 
 
 def _latents(call: Call) -> LatentPages | None:

@@ -6,7 +6,7 @@ Two calls with equal problems run the same compiled kernel, so a `Problem` is th
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -55,6 +55,7 @@ class Problem:
     kv_dtype: torch.dtype | None = None  # of 8-bit keys and values; None: that of q
     q_dtype: torch.dtype | None = None  # of 8-bit queries; None: that of the output
     scales: Scales = NO_SCALES
+    v_transposed: bool = field(default=False, repr=False)  # 8-bit values come transposed, too; tuning ignores it
     rope: int = 0  # the last columns of 8-bit latents that are in a separate rotary part
     narrow_rope: bool = False  # whether that part has 8 bits, too
     q_rope: int = 0  # the last columns of queries that are in a tensor of their own

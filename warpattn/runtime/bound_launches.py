@@ -36,6 +36,7 @@ from warpattn.runtime.kernel_parameters import SCRATCH, Parameter
 from warpattn.runtime.tile_counters import TileCounters
 from warpattn.sequences import Sequence as Layout
 
+Tensors = Sequence[Tensor | None]
 CAPTURED = ("mask_args", "score_args")  # parameters for tensors that mask and score captured
 
 
@@ -182,11 +183,11 @@ class BoundLaunches:
         """Return the cells of the scalar `name` in all launches that take it."""
         return [bound.cell(name) for bound in self.each if bound.takes(name)]
 
-    def follow(self, tensors: Sequence[Tensor | None], mask_values: int = 0) -> None:
+    def follow(self, tensors: Tensors, mask_values: int = 0, either: Tensors = ()) -> None:
         """Find which parameters hold the tensors of a call, so that it can be repeated on others.
 
-        mask_values: how many of the captured tensors' values are the mask's. Raises LookupError if one tensor is given
-        for two, or if the launches use a copy of a tensor. The tensors are not kept.
+        mask_values: how many of the captured tensors' values are the mask's. either: those of which one is enough.
+        Raises LookupError if one tensor is given for two, or if the launches use a copy. The tensors are not kept.
         """
         given = [tensor for tensor in tensors if tensor is not None]
         index_of = {id(tensor): i for i, tensor in enumerate(tensors) if tensor is not None}
@@ -208,14 +209,16 @@ class BoundLaunches:
                 elif isinstance(tensor, Tensor) and parameter.name != bound.tile_counter:
                     self.workspace.append(tensor)
             bound.arguments = []
-        if {i for i, _ in (*self._cells, *self._maps)} != set(index_of.values()):
+        read = {i for i, _ in (*self._cells, *self._maps)}
+        spare = {index_of[id(tensor)] for tensor in either if tensor is not None}
+        if set(index_of.values()) - read - (spare if read & spare else set()):
             raise LookupError("a tensor was copied")
         self._addresses = tuple([0 if x is None else x.data_ptr() for x in tensors])
 
     def follow_call(self, checked: CheckedCall, x: Operands, sequence: Layout) -> None:
-        """Follow the tensors of an attention call: its operands, then the sequence's offsets, lengths and table."""
+        """Follow the tensors of an attention call: its operands, then those of the sequence."""
         mask_values = sum([1 + 2 * tensor.ndim for tensor in checked.mask.tensors])
-        self.follow((*x, *sequence.indices().values()), mask_values)
+        self.follow((*x, *sequence.indices().values()), mask_values, (x.v, sequence.v_transposed))
 
     def launch(self) -> None:
         """Launch on torch's current stream of the device, which must be the current one."""

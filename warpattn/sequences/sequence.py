@@ -43,15 +43,17 @@ class Sequence:
     v_scale: Tensor | None = None
     q_scale: Tensor | None = None
     q_rope: Tensor | None = None  # the rotary part of queries in two tensors
+    v_transposed: Tensor | None = None  # 8-bit values once more, see `Quantized`
     scale_names: ClassVar[tuple[str, ...]] = ("k.scale", "v.scale", "q.scale")
 
     def indices(self) -> dict[str, Tensor]:
-        """Tensors of offsets, lengths and tables by name, then the scales, then the queries' rotary part."""
+        """Tensors of offsets, lengths and tables by name, then those of `beside`."""
         return self.beside()
 
     def beside(self) -> dict[str, Tensor]:
-        """Return the scales and the queries' rotary part that are given, by name."""
-        return self.scales() if self.q_rope is None else self.scales() | {"q.rope": self.q_rope}
+        """Return the given scales, rotary part of queries and transposed values, by name."""
+        more = {"q.rope": self.q_rope, "v.transposed": self.v_transposed}
+        return self.scales() | {name: x for name, x in more.items() if x is not None}
 
     def scales(self) -> dict[str, Tensor]:
         """Return the given scales of 8-bit keys, values and queries, by name."""
@@ -120,13 +122,14 @@ class Sequence:
 class Dense(Sequence):
     """A batch of equally long sequences: q (B, Sq, Hq, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv), any strides.
 
-    Scales are those of 8-bit tensors, q_rope is the rotary part of queries in two tensors.
+    Scales and v_transposed are those of 8-bit tensors, q_rope is the rotary part of queries in two tensors.
     """
 
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
     q_scale: Tensor | None = None
     q_rope: Tensor | None = None
+    v_transposed: Tensor | None = None
     kind: ClassVar[str] = "dense"
 
     def check(self, rules: Rules, q: Tensor, k: Tensor, v: Tensor) -> bool:

@@ -10,7 +10,7 @@ from warpattn.inputs import kind_of
 from warpattn.kernels.quantise.launch import Quantising, partial_sizes, quantise_launches
 from warpattn.problem.backends import LIMITS, chip_of
 from warpattn.problem.rules import is_differentiated
-from warpattn.quantized import ROW_BLOCKS, Hadamard, Quantized, check_quantize, granularity
+from warpattn.quantized import ROW_BLOCKS, Hadamard, Quantized, check_quantize, granularity, transposed_shape
 from warpattn.quantized import quantize as with_torch
 from warpattn.runtime.repeated_calls import RepeatedCalls
 
@@ -19,7 +19,7 @@ _calls = RepeatedCalls("quantize", rows=2)
 
 def quantize(
     x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, *, per: str | int = "tensor", scale: Tensor | None = None,
-    rotation: Hadamard | None = None,
+    rotation: Hadamard | None = None, transposed: bool = False,
 ) -> Quantized:  # fmt: skip
     """Quantise x (…, heads, dim), fp16, bf16 or fp32, to 8-bit values with scales.
 
@@ -29,29 +29,35 @@ def quantize(
     any of these shapes, is used instead if given. Infinite elements saturate, NaN stays. `rotation` is applied to x
     first; use it for q and k alike. docs/eight_bit.md has a table of the errors to expect with and without.
 
+    transposed: also make `Quantized.transposed` (batch, heads, dim, tokens rounded up to 32), for v (batch, tokens,
+    heads, dim) of e4m3fn with a scale per tensor or head: products of 8 bits on Hopper then need no launch before.
+
     On a card with kernels for `dtype` this is one launch, two if it computes the scale of a tensor or a head.
     Elsewhere, in compiled graphs and where gradients flow, torch operations give the same bits. Raises AttentionError
     listing every broken rule.
     """
-    check_quantize(x, dtype, per, scale)
+    check_quantize(x, dtype, per, scale, transposed)
     if not (rotation is None or isinstance(rotation, Hadamard)):
         raise AttentionError(f"rotation is {kind_of(rotation)}; it must be None or Hadamard()")
     x = x if rotation is None else rotation.applied(x)
     if per in ROW_BLOCKS or granularity(scale, x.shape) in ROW_BLOCKS or not _has_kernels(x, dtype, scale):
-        return with_torch(x, dtype, per=per, scale=scale)
-    made, call = arguments(x, dtype, per, scale)
+        return with_torch(x, dtype, per=per, scale=scale, transposed=transposed)
+    made, call = arguments(x, dtype, per, scale, transposed)
     tensors = call[:-1]
     if not _calls.launched_again(tensors, call.given):
         _calls.launch(tensors, call.given, lambda arch: quantise_launches(arch, call))
     return made
 
 
-def arguments(x: Tensor, dtype: torch.dtype, per: str | int, scale: Tensor | None) -> tuple[Quantized, Quantising]:
+def arguments(
+    x: Tensor, dtype: torch.dtype, per: str | int, scale: Tensor | None, transposed: bool = False
+) -> tuple[Quantized, Quantising]:
     """Allocate the result of a checked call; return it with the kernels' arguments (column blocks count as heads)."""
     given = scale is not None
     scales = _unwritten(x, per) if scale is None else scale
     values = torch.empty(x.shape, dtype=dtype, device=x.device)
-    made, kind = Quantized(values, scales), granularity(scales, x.shape)
+    across = torch.empty(transposed_shape(x.shape), dtype=dtype, device=x.device) if transposed else None
+    made, kind = Quantized(values, scales, across), granularity(scales, x.shape)
     if isinstance(kind, int):
         x, values = (t.unflatten(-1, (-1, kind)).flatten(-3, -2) for t in (x, values))
         scales = scales.flatten(-2)
@@ -64,7 +70,7 @@ def arguments(x: Tensor, dtype: torch.dtype, per: str | int, scale: Tensor | Non
     if all(_in_one_piece(t) for t in ((x, scales) if per_row else (x,))):
         x, values, scales = (t.flatten(0, 1)[None] if t.ndim > 2 else t for t in (x, values, scales))
     sizes = None if given or scales.ndim == 3 else partial_sizes(x)
-    return made, Quantising(x, values, scales, sizes, given)
+    return made, Quantising(x, values, scales, sizes, across, given)
 
 
 def _unwritten(x: Tensor, per: str | int) -> Tensor:

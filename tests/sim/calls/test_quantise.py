@@ -55,6 +55,33 @@ CASES = {
 }  # fmt: skip
 
 
+TRANSPOSED = {
+    "64": ("sm90", X, "head", None),
+    "128": ("sm90", tokens(2, 101, 2, 128, dtype=torch.float16), "tensor", None),
+    "256": ("sm90", tokens(1, 70, 2, 256), "head", given(2)),
+    "fp32": ("sm90", tokens(2, 33, 2, 80, dtype=torch.float32), "tensor", torch.tensor(0.01)),
+    "apart": ("sm90", tokens(3, 80, 6, 128)[:, :40, 2:4], "head", None),
+    "sm100": ("sm100", X, "tensor", None),
+    "gfx950": ("gfx950", X, "head", None),
+}
+
+
+@pytest.mark.parametrize("name", drawn(TRANSPOSED, ["64", "128", "apart"]))
+def test_transposed_as_torch_makes_them(name):
+    """Each byte of both forms is written."""
+    arch, x, per, scale = TRANSPOSED[name]
+    x = x.nan_to_num()
+    expected = quantize(x, per=per, scale=scale, transposed=True)
+    made, call = arguments(x, E4M3, per, scale, True)
+    pairs = [(getattr(made, name).view(torch.uint8), getattr(expected, name).view(torch.uint8))
+             for name in ("values", "transposed")]  # fmt: skip
+    for found, _ in pairs:
+        found.fill_(0x55)
+    for launch in quantise_launches(arch, call):
+        assert run_launch(launch, Options()).clean
+    assert all(torch.equal(*pair) for pair in pairs) and torch.equal(made.scale, expected.scale)
+
+
 @pytest.mark.parametrize("name", drawn(CASES, ["tensor", "head", "columns", "given-tokens", "tiny", "gfx942"]))
 def test_as_torch_makes_them(name):
     arch, x, dtype, per, scale = CASES[name]

@@ -24,6 +24,7 @@ from warpattn.problem import Call, validate
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import DEFAULT_OPTIONS
 from warpattn.problem.operands import Operands
+from warpattn.quantized import transposed_values
 from warpattn.runtime.simulate import Options, dependent, run_launch, traced
 
 SAME_HEADS = wa.Causal() & wa.SlidingWindow(100)
@@ -57,6 +58,23 @@ def test_right_and_without_findings(name):
     case = CASES[name]
     for schedule, seed in SCHEDULES:
         check(case, operands(case), schedule, seed)
+
+
+@pytest.mark.parametrize("name", drawn(["64", "128", "256", "two-dims", "64-rows", "split"], ["64", "256"]))
+def test_values_that_come_transposed(name):
+    """The same bits; no launch transposes them, and the values themselves are not read: they are NaN."""
+    case = CASES[name]
+    q, k, v = operands(case)
+    checked, x, sequence = checked_call(case, (q, k, v), "simulate:sm90")
+    assert traced(checked, x, Options(), sequence).clean
+    brought = replace(v, transposed=transposed_values(v.values))
+    for schedule, seed in SCHEDULES:
+        checked, found, sequence = checked_call(case, (q, k, brought), "simulate:sm90")
+        found = found._replace(v=poisoned(x.v.shape, torch.float32).to(x.v.dtype), sinks=x.sinks)
+        launches = list_launches(checked, found, sequence, DEFAULT_OPTIONS)
+        assert "sm90.transpose_values" not in [step.name for step in launches]
+        assert traced(checked, found, Options(schedule, seed), sequence).clean
+        assert torch.equal(found.out, x.out) and torch.equal(found.lse, x.lse)
 
 
 @pytest.mark.parametrize(("queries", "mask"), [(390, wa.Causal()), (391, None)])

@@ -185,7 +185,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
                                            "interleaved": False}),
     "merge_states": (merged, {"out": OUT, "lse": LSE, "backend": "auto"}),
     "quantize": (wa.quantize, {"x": DENSE["k"], "dtype": torch.float8_e4m3fn, "per": "tensor", "scale": None,
-                               "rotation": None}),
+                               "rotation": None, "transposed": False}),
     "Hadamard": (lambda x: wa.Hadamard().applied(x), {"x": DENSE["k"]}),
     "Quantized": (lambda **given: wa.Quantized(**given).dequantized(), {"values": DENSE["k"].to(torch.float8_e4m3fn),
                                                                         "scale": torch.ones(HKV)}),

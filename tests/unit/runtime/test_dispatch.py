@@ -127,6 +127,27 @@ def test_every_kernel_reaches_the_driver(arch, kind, queries, driver):
         assert all(0 < n <= 256 for n in layout.box) and layout.box[-1] * 2 <= max(layout.swizzle, 16)
 
 
+@pytest.mark.parametrize(("arch", "queries", "across"), [("sm90", 40, True), ("sm90", 1, False), ("sm100", 40, False)])
+def test_values_are_followed_in_the_form_that_is_read(arch, queries, across, driver):
+    """Transposed ones by products of 8 bits on Hopper; neither of them, if a launch has a copy."""
+    q, k = (wa.quantize(half(2, n, heads, 64), per="head") for n, heads in ((queries, 4), (70, 2)))
+    v = wa.quantize(half(2, 70, 2, 64), per="head", transposed=True)
+    sequence = Dense(k.scale, v.scale, q.scale, v_transposed=v.transposed)
+    asked = Call(q.values, k.values, v.values, sequence, backend="reference")
+    ready, out = replace(validate(asked), backend=arch), half(2, queries, 4, 64)
+    x = Operands(q.values, k.values, v.values, out, None, None)
+    launches = list_launches(ready, x, sequence)
+    bound = launch_all(launches, -1)
+    bound.follow_call(ready, x, sequence)
+    read = {i for i, _ in (*bound._cells, *bound._maps)}
+    place = len(x) + list(sequence.indices()).index("v.transposed")
+    assert (place in read, 2 in read) == (across, not across)
+    copied = x._replace(v=v.values.clone())
+    other = replace(sequence, v_transposed=v.transposed.clone())
+    with pytest.raises(LookupError, match="copied"):
+        launch_all(launches, -1).follow_call(ready, copied, other)
+
+
 def test_ragged_queries_over_pages_are_three_launches(driver):
     ready, x, sequence = prepared("sm90", call(*MIXED))
     wanted = list_launches(ready, x, sequence)

@@ -21,6 +21,7 @@ class QuantiseConfig:
     given: bool  # whether scales are read, not made
     largest: float  # finite number of the 8-bit format
     sequences: bool  # whether rows of different sequences are not as far apart as those of one
+    transposed: bool = False  # whether tiles are of one sequence each, and are written transposed, too
 
     @property
     def width(self) -> int:

@@ -4,6 +4,8 @@
       per token               one launch    read x, write scales and values: a row stays in registers
       per tensor, per head    two           sizes: maxima of parts of x; values: scales of these, read x, write values
 
+With `transposed` the launch that writes values writes them transposed as well (`quantized.transposed_values`).
+
 A program has a tile of rows of one head, or where a scale is made of all, every n-th. The second launch visits tiles
 from the last to the first, so that it finds in L2 what the first one has read last.
 
@@ -18,9 +20,11 @@ from triton.experimental.gluon import language as gl
 from triton.language import PropagateNan
 
 from warpattn.kernels.cache.config import VECTOR
+from warpattn.quantized import KEYS_OF_PRODUCT
 
 _LEAST_SCALE = gl.constexpr(2.0**-126)
 _ALL = gl.constexpr(PropagateNan.ALL)
+_KEYS = gl.constexpr(KEYS_OF_PRODUCT)
 
 
 @gluon.aggregate
@@ -35,15 +39,36 @@ class Tiles:
     @gluon.jit
     def there(self, block, config: gl.constexpr, layout: gl.constexpr):
         """Whether tile number `block` has each of its rows."""
-        row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))
-        return row < self.shape.count - block * config.rows
+        if config.transposed:
+            _, token = self.tokens(block, config, layout)
+            return token < self.shape.tokens
+        else:
+            row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))
+            return row < self.shape.count - block * config.rows
+
+    @gluon.jit
+    def tokens(self, block, config: gl.constexpr, layout: gl.constexpr):
+        """(sequence, tokens) of tile number `block`, where a row is a place of `quantized.transposed_values`."""
+        b, first = self.places(block, config)
+        place = first + gl.arange(0, config.rows, gl.SliceLayout(1, layout))
+        return b, (place & ~15) + ((place & 2) << 2) + ((place & 12) >> 1) + (place & 1)
+
+    @gluon.jit
+    def places(self, block, config: gl.constexpr):
+        """(sequence, first place) of tile number `block`."""
+        of_sequence = gl.cdiv(self.shape.tokens, config.rows)
+        b = block // of_sequence
+        return b, (block - b * of_sequence) * config.rows
 
     @gluon.jit
     def starts(self, rows, block, run: gl.constexpr, config: gl.constexpr, layout: gl.constexpr):
         """Where the rows of tile number `block` start in a `Rows`, whose strides count runs."""
         row = gl.arange(0, config.rows, gl.SliceLayout(1, layout))
         of_head = rows.pointer + self.head.to(gl.int64) * rows.head * run
-        if config.sequences:
+        if config.transposed:
+            b, token = self.tokens(block, config, layout)
+            return of_head + b.to(gl.int64) * rows.outer * run + token.to(gl.int64) * rows.row * run
+        elif config.sequences:
             number = block * config.rows + row
             b = number // self.shape.tokens
             token = number - b * self.shape.tokens
@@ -57,16 +82,27 @@ class Tiles:
 def tiles_of(shape, config: gl.constexpr):
     """Those of this program."""
     part = gl.program_id(0) // shape.heads
-    return Tiles(gl.program_id(0) - part * shape.heads, part, gl.cdiv(shape.count, config.rows), shape)
+    if config.transposed:
+        blocks = gl.cdiv(shape.tokens, config.rows) * (shape.count // shape.tokens)
+    else:
+        blocks = gl.cdiv(shape.count, config.rows)
+    return Tiles(gl.program_id(0) - part * shape.heads, part, blocks, shape)
 
 
 @gluon.constexpr_function
 def tile_layout(config, size, lanes):
     """Registers of a tile [rows, width] of elements of `size` bytes: two loads of 16 bytes a row, so that a thread has
-    few rows, whose scales cost a division or two each."""
-    vector = min(config.width, 2 * VECTOR // size)
+    few rows, whose scales cost a division or two each. `transposed`: four rows, neighbours where they are written."""
+    vector = min(config.width, (1 if config.transposed else 2) * VECTOR // size)
     across = min(config.width // vector, 32)
-    return gl.BlockedLayout([1, vector], [lanes // across, across], [4, 1], [1, 0])
+    return gl.BlockedLayout([4 if config.transposed else 1, vector], [lanes // across, across], [4, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def across_layout(config, lanes):
+    """Registers of a transposed tile [width, rows] of bytes."""
+    runs = config.rows // VECTOR
+    return gl.BlockedLayout([1, VECTOR], [lanes // runs, runs], [4, 1], [1, 0])
 
 
 @gluon.jit
@@ -85,9 +121,10 @@ def sizes_kernel(x, sizes_ptr, shape, config: gl.constexpr, lanes: gl.constexpr)
 
 
 @gluon.jit
-def values_kernel(x, values, scale, sizes_ptr, shape, config: gl.constexpr, lanes: gl.constexpr):
-    """x, values: `Rows`; scale: `Rows` of fp32, read if it is given, else written. sizes: what `sizes_kernel` left,
-    where a tensor's or a head's scale is made of them. Grid: parts of all heads."""
+def values_kernel(x, values, across_ptr, scale, sizes_ptr, shape, config: gl.constexpr, lanes: gl.constexpr):
+    """x, values: `Rows`; across: values (sequence, head, dim, place) if `transposed`; scale: `Rows` of fp32, read if it
+    is given, else written. sizes: what `sizes_kernel` left, where a tensor's or a head's scale is made of them. Grid:
+    parts of all heads."""
     layout: gl.constexpr = tile_layout(config, x.pointer.dtype.element_ty.primitive_bitwidth // 8, lanes)
     tiles = tiles_of(shape, config)
     size = gl.full([config.rows], 1.0, gl.float32, gl.SliceLayout(1, layout))
@@ -95,14 +132,16 @@ def values_kernel(x, values, scale, sizes_ptr, shape, config: gl.constexpr, lane
         size = size * scale_of_head(scale, sizes_ptr, tiles, config, lanes)
     if config.sizes > 0:
         for i in range(tiles.part, tiles.blocks, shape.parts):
-            make_tile(x, values, scale, size, tiles, tiles.blocks - 1 - i, config, layout)
+            made = make_tile(x, values, scale, size, tiles, tiles.blocks - 1 - i, config, layout)
+            store_across(across_ptr, made, tiles, tiles.blocks - 1 - i, config, lanes)
     else:
-        make_tile(x, values, scale, size, tiles, tiles.part, config, layout)
+        made = make_tile(x, values, scale, size, tiles, tiles.part, config, layout)
+        store_across(across_ptr, made, tiles, tiles.part, config, lanes)
 
 
 @gluon.jit
 def make_tile(x, values, scale, size, tiles, block, config: gl.constexpr, layout: gl.constexpr):
-    """Tile number `block` of a head. size: scales [M] of its rows, unless tokens have their own."""
+    """Writes and returns tile number `block` of a head. size: scales [M] of its rows, unless tokens have their own."""
     rows = load_rows(x, tiles, block, config, layout)
     if config.per == "token":
         at, there = tiles.starts(scale, block, 1, config, layout), tiles.there(block, config, layout)
@@ -114,6 +153,22 @@ def make_tile(x, values, scale, size, tiles, block, config: gl.constexpr, layout
     made = quotients(rows, size, config.largest).to(values.pointer.dtype.element_ty)
     at = tiles.starts(values, block, config.stored_run, config, layout)[:, None] + columns(config, layout)
     gl.store(at, made, mask=inside(tiles, block, config, layout))
+    return made
+
+
+@gluon.jit
+def store_across(across_ptr, made, tiles, block, config: gl.constexpr, lanes: gl.constexpr):
+    """Writes tile number `block` transposed, if it is to be."""
+    if config.transposed:
+        layout: gl.constexpr = across_layout(config, lanes)
+        b, first = tiles.places(block, config)
+        places = _KEYS * gl.cdiv(tiles.shape.tokens, _KEYS)  # so that the compiler knows its alignment
+        place = first + gl.arange(0, config.rows, gl.SliceLayout(0, layout))
+        col = gl.arange(0, config.width, gl.SliceLayout(1, layout))
+        at = ((b.to(gl.int64) * tiles.shape.heads + tiles.head) * config.dim + col) * places
+        there = (col < config.dim)[:, None] & (place < places)[None, :]
+        made = gl.convert_layout(made.permute((1, 0)), layout)
+        gl.store(across_ptr + at[:, None] + place[None, :], made, mask=there)
 
 
 @gluon.jit

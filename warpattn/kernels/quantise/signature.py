@@ -21,4 +21,5 @@ def quantise_source(name: str, args: Mapping[str, Any], config: QuantiseConfig, 
     constants = {"config": config, "lanes": TARGETS[arch].lanes}
     runs = {"x": config.run, "values": config.stored_run}
     vectors = [f"{name}.pointer" for name, run in runs.items() if run > 1 and name in args]
+    vectors += ["across_ptr"] * config.transposed * (name == "values")
     return kernel_source(KERNELS[name], args, constants, hints=dict.fromkeys(vectors, ALIGNED))

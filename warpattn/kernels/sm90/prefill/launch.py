@@ -12,15 +12,7 @@ from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import Arch, compile_options
 from warpattn.problem.element import ELEMENT_OF
 from warpattn.problem.launch import EARLY_AND_WAITS, Choice, Launch
-from warpattn.problem.operands import (
-    COPY_RULE,
-    Features,
-    Operands,
-    is_masked,
-    modifier_args,
-    programs,
-    sees_first_keys,
-)
+from warpattn.problem.operands import COPY_RULE, Features, Operands, is_masked, modifier_args, programs, sees_first_keys
 from warpattn.problem.scales import call_scales
 from warpattn.sequences import Sequence
 
@@ -28,7 +20,7 @@ from ...nvidia.combine_launch import combine_launch, workspace
 from ..arguments import LARGEST_EXPONENT, PrefillShape, SplitShape
 from ..copies.launch import copied
 from .config import SM90Config, pad_dim, value_blocks, value_words
-from .eight_bit.transpose_launch import transposed
+from .eight_bit.transpose_launch import value_lines, values_across
 
 OPTIONS = compile_options()
 SHORT_KEYS = 512  # up to so many keys a section has a head an SM: 64 x 256 was 1.04, 128 x 128 1.16 x as fast (H200)
@@ -53,7 +45,6 @@ def arrange(problem: Problem, target: Arch, config: SM90Config, why: tuple[str, 
     order = TileOrder(m_tiles, heads, section)
     tiles = heads // config.packed * m_tiles * parts
     grid = min(target.processors * config.ctas, tiles)
-    moved = problem.batch * problem.seq_k * problem.heads_kv * config.dim_v
     packed = f" of {config.packed} heads" if config.packed > 1 else ""
 
     def lines() -> tuple[str, ...]:
@@ -61,7 +52,7 @@ def arrange(problem: Problem, target: Arch, config: SM90Config, why: tuple[str, 
             f"tile {config.block_m}{packed} x {config.block_n}, {many(config.consumers, 'consumer warpgroup')}, rings "
             f"K {config.kv_stages} V {config.v_stages} Q {config.q_stages}, {config.smem_bytes} bytes of shared memory",
             f"{many(tiles, 'tile')} ({m_tiles} a head), sections of {many(section, 'head')}, {many(grid, 'CTA')}",
-            *([f"sm90.transpose_values before it: {moved:,} bytes"] if config.products else []),
+            *value_lines(problem, config),
         )
 
     ctas = "one persistent CTA" if config.ctas == 1 else f"one of {config.ctas} persistent CTAs"
@@ -96,12 +87,12 @@ def _section(problem: Problem, target: Arch, m_tiles: int, packed: int) -> tuple
 
 
 def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, choice: Choice) -> tuple[Launch, ...]:
-    """The launches of a dense call: first one that transposes 8-bit values (8-bit queries) or copies 8-bit K and V to
-    16 bits, if needed; then attention; last one that combines partial outputs, if keys are split."""
+    """The launches of a dense call: first one that transposes 8-bit values (8-bit queries, and v does not bring them)
+    or copies 8-bit K and V to 16 bits; then attention; last one that combines partial outputs, if keys are split."""
     problem = checked.problem
     before: tuple[Launch, ...] = ()
     if choice.config.products:
-        across, before = transposed(x.v)
+        across, before = values_across(x.v, sequence.v_transposed, choice.config)
         x = x._replace(v=across)
     elif choice.config.widened:
         x, _, copying = copied(x, sequence)

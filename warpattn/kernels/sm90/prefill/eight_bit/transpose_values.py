@@ -7,7 +7,9 @@ head's values [keys, Dv] as [Dv, keys], every 32 keys in the order of weights.py
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...arguments import KEYS_OF_PRODUCT, TRANSPOSED_KEYS
+from warpattn.quantized import KEYS_OF_PRODUCT
+
+from ...arguments import TRANSPOSED_KEYS
 
 KEYS = gl.constexpr(TRANSPOSED_KEYS)  # keys of a program
 BLOCK = gl.constexpr(KEYS_OF_PRODUCT)
