@@ -71,7 +71,6 @@ def add_role(ctx):
             added_state = added_state.step()
         state = state.step()
         head, row = get_tile(turns, state)
-    tma.store_wait(0)  # shared memory must outlive the last copy's reads
     put_tile(added, added_state, head, row, 0)
 
 
