@@ -187,9 +187,9 @@ def _check_transposing(rules: Rules, x: Tensor, dtype: torch.dtype, per: str | i
     needs = "transposed=True needs"
     rules.require(dtype == torch.float8_e4m3fn, f"dtype is {dtype}", f"{needs} torch.float8_e4m3fn")
     if scale is None:
-        rules.require(per in ("tensor", "head"), f"per is {kind_of(per)}", f"{needs} tensor or head")
+        rules.require(per in ("tensor", "head"), f"per is {kind_of(per)}", f"{needs} per to be 'tensor' or 'head'")
     elif isinstance(scale, Tensor) and scale.ndim > 1:
-        rules.add(f"scale has shape {tuple(scale.shape)}", f"{needs} one of the tensor or of heads")
+        rules.add(f"scale has shape {tuple(scale.shape)}", f"{needs} a scale of shape () or (heads,)")
     if x.ndim != 4 or x.shape[-1] % 16:
         rule = f"{needs} (batch, tokens, heads, head_dim) with a multiple of 16 as head_dim"
         rules.add(f"x has shape {tuple(x.shape)}", rule)

@@ -69,8 +69,8 @@ def test_all_else_reads_the_values():
 
 @pytest.mark.parametrize(("x", "tail", "message"), [
     (V, {"dtype": E5M2}, r"dtype is torch\.float8_e5m2; transposed=True needs torch\.float8_e4m3fn"),
-    (V, {"per": "token"}, "per is 'token'; transposed=True needs tensor or head"),
-    (V, {"scale": torch.ones(2, 9, 2)}, r"scale has shape \(2, 9, 2\); transposed=True needs one of the tensor or of"),
+    (V, {"per": "token"}, "per is 'token'; transposed=True needs per to be 'tensor' or 'head'"),
+    (V, {"scale": torch.ones(2, 9, 2)}, r"scale has shape \(2, 9, 2\); transposed=True needs a scale of shape"),
     (V[0], {}, r"x has shape \(9, 2, 64\); transposed=True needs \(batch, tokens, heads, head_dim\) with a"),
     (V[..., :40], {}, r"x has shape \(2, 9, 2, 40\); transposed=True needs"),
     (V, {"transposed": 1}, "transposed is 1; transposed must be True or False"),

@@ -78,7 +78,7 @@ class Prepared(NamedTuple):
     delta: Any
     dq: Any
     dsinks: Any
-    turns: Any  # int32 (heads, padded_q / ROWS): number of CTAs that have added to a dq tile, at the tile's first block
+    turns: Any  # int32 (heads, padded_q / ROWS): counters of dq tiles, each at its first block, see turns.py
 
 
 class Added(NamedTuple):

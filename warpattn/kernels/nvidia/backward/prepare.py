@@ -1,4 +1,4 @@
-"""The kernel before the main one: computes two numbers per query row; zeroes dQ, or, if deterministic, its counters.
+"""The kernel before the main one: computes two numbers per query row; zeroes dQ, or the counters of its tiles.
 
       delta = Σ dout · out - dlse       stored as -delta: the initial accumulator of dP
       shift = -lse · unit               initial accumulator of S; unit: 1 / scale, or 1 if a score function sees S first

@@ -48,7 +48,7 @@ class Tensors:
     dq: tma.tensor_descriptor  # fp32 (heads, padded rows, dim), added to
     shift: tma.tensor_descriptor  # fp32 (heads, padded rows): what is added to the scores, see `prepare.py`
     delta: tma.tensor_descriptor  # the same: minus the row's sum of dout · out
-    turns: gl.tensor  # int32* (heads, padded rows / ROWS), if deterministic
+    turns: gl.tensor  # int32* (heads, padded rows / ROWS), where dQ tiles have counters
     turn_blocks: gl.tensor  # number of blocks of ROWS padded rows of a head
     counter: gl.tensor  # int32* counter of key tiles taken, see `pieces/scheduler.py`
 
