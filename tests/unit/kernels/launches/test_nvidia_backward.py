@@ -7,6 +7,7 @@ pytest.importorskip("triton")
 import torch
 
 from tests.sim.backward import Case, launches_of
+from warpattn.masks import Causal, Mask
 from warpattn.problem.backward import Gradients, fitted_gradients, without_tiles, write_back
 
 
@@ -54,16 +55,20 @@ def test_workspace(arch: str) -> None:
     assert prepare.grid == finish.grid == (12, heads)
 
 
-@pytest.mark.parametrize(("deterministic", "copies"), [(False, 1), (True, 2)])
-def test_sums_of_dq_and_their_turns(deterministic: bool, copies: int) -> None:
-    """Head dim 64 without a mask: CTAs arrive at a tile one tile apart, and share two sums."""
-    prepare, _, finish = launches_of(Case(300, 300, heads=2, batch=3, deterministic=deterministic))
+@pytest.mark.parametrize(
+    ("mask", "deterministic", "copies", "counters"),
+    [(None, False, 1, True), (None, True, 2, True), (Causal(), False, 1, False)],
+)
+def test_sums_of_dq_and_their_counters(mask: Mask | None, deterministic: bool, copies: int, counters: bool) -> None:
+    """Head dim 64 without a mask: CTAs in turns arrive at a tile one tile apart, and share two sums; in any order, the
+    first one stores. Under a mask dQ is zeroed, without counters."""
+    prepare, _, finish = launches_of(Case(300, 300, heads=2, batch=3, mask=mask, deterministic=deterministic))
     made = prepare.args["made"]
     assert made.dq.shape == (copies * 6, 384, 64) and made.shift.shape == (6, 384)
-    assert (made.turns is None) is not deterministic and (not deterministic or made.turns.shape == (copies * 6, 12))
+    assert (made.turns.shape == (copies * 6, 12)) if counters else made.turns is None
     assert prepare.grid == finish.grid == (12, 6)
 
 
 def test_what_a_call_does_not_need_is_not_there() -> None:
-    prepare, *_ = launches_of(Case(300, 70, dim=64))
+    prepare, *_ = launches_of(Case(300, 70, dim=64, mask=Causal()))
     assert prepare.args["made"].turns is None and prepare.args["made"].dsinks is None
