@@ -1,9 +1,9 @@
 """Three warps that make CTAs add to a dQ tile after the first one, or in a fixed order (deterministic gradients). Other
 roles do not wait.
 
-      turn     waits for the CTA's turn at a tile, up to two tiles ahead    ── turns ─▶ add
+      turn     claims a tile, or waits for the CTA's turn, up to two ahead  ── turns ─▶ add
       reduce   dQ = dS · K                                                  ── dQ ────▶ add
-      add      adds dQ by TMA, and waits until it has arrived               ── added ─▶ pass
+      add      stores or adds dQ by TMA, and waits until it has arrived     ── added ─▶ pass
       pass     fences all memory, and increments the counter
 
 A turn passes from CTA to CTA through L2: adding up to 32 KB, the fence, the counter and the poll that sees it take
@@ -32,12 +32,12 @@ def turn_role(ctx):
     while more:
         ctx.rings.q.consumer_wait(state)
         visit = read_visit(ctx, state, field_of_warp)
-        keys = at_keys(ctx, state, field_of_warp)
+        its = at_keys(ctx, state, field_of_warp)
         ctx.rings.q.consumer_release(state)
         more = visit.row >= 0 if ctx.config.persistent else visit.more()
         if visit.row >= 0:
-            turn = turn_at_tile(keys, visit)
-            put_tile(ctx.rings.ordered.turns, turn_state, sum_head(keys, visit), keys.keys.row + visit.row, turn)
+            turn = turn_at_tile(its, visit)
+            put_tile(ctx.rings.ordered.turns, turn_state, sum_head(its, visit), its.keys.row + visit.row, turn)
             turn_state = turn_state.step()
         state = state.step()
     put_tile(ctx.rings.ordered.turns, turn_state, gl.to_tensor(0), gl.to_tensor(-1), gl.to_tensor(0))
@@ -55,7 +55,7 @@ def turn_at_tile(ctx, visit):
 
 @gluon.jit
 def add_role(ctx):
-    """Adds dQ of every tile whose turn has come."""
+    """Stores or adds dQ of every tile whose turn has come."""
     turns, added = ctx.rings.ordered.turns, ctx.rings.ordered.added
     state = consumer_state(STAGES)
     added_state = producer_state(STAGES)
@@ -65,7 +65,7 @@ def add_role(ctx):
         turn = field_of_warp(turns.tile(state, 2))
         turns.consumer_release(state)
         dq_state = add_parts(ctx, dq_state, head, row, turn)
-        if ctx.config.deterministic or turn == 0:  # another CTA may wait
+        if ctx.config.deterministic or turn == 0:  # other CTAs may wait for it
             tma.store_wait(0, read_only=False)
             put_tile(added, added_state, head, row, turn)
             added_state = added_state.step()
