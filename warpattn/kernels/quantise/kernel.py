@@ -22,6 +22,8 @@ from triton.language import PropagateNan
 from warpattn.kernels.cache.config import VECTOR
 from warpattn.quantized import KEYS_OF_PRODUCT
 
+from ..pieces.element_type import in_operand_order
+
 _LEAST_SCALE = gl.constexpr(2.0**-126)
 _ALL = gl.constexpr(PropagateNan.ALL)
 _KEYS = gl.constexpr(KEYS_OF_PRODUCT)
@@ -51,7 +53,7 @@ class Tiles:
         """(sequence, tokens) of tile number `block`, where a row is a place of `quantized.transposed_values`."""
         b, first = self.places(block, config)
         place = first + gl.arange(0, config.rows, gl.SliceLayout(1, layout))
-        return b, (place & ~15) + ((place & 2) << 2) + ((place & 12) >> 1) + (place & 1)
+        return b, in_operand_order(place)
 
     @gluon.jit
     def places(self, block, config: gl.constexpr):

@@ -28,8 +28,8 @@ def take_turn(ctx, visit):
 
 @gluon.jit
 def claim(ctx, visit):
-    """0 for the first CTA that reaches the visited dQ tile, else 1, once that CTA has stored. That one runs, and has had
-    its turn at all its earlier tiles, so it waits for no other before it stores."""
+    """0 for the first CTA that reaches the visited dQ tile, else 1, once that CTA has stored. It runs, and has had its
+    turn at all its earlier tiles, so it waits for no other before it stores."""
     found = gl.to_tensor(2)
     if visit.row < BEHIND:
         counter = turn_counter(ctx, sum_head(ctx, visit), ctx.keys.row + visit.row)

@@ -9,6 +9,7 @@ from triton.experimental.gluon import language as gl
 
 from warpattn.quantized import KEYS_OF_PRODUCT
 
+from ....pieces.element_type import in_operand_order
 from ...arguments import TRANSPOSED_KEYS
 
 KEYS = gl.constexpr(TRANSPOSED_KEYS)  # keys of a program
@@ -59,9 +60,3 @@ def keys_of(tile, cu_ptr, shape, ragged: gl.constexpr):
         return start + (tile - start // KEYS - low) * KEYS, gl.load(cu_ptr + low + 1)
     else:
         return tile * KEYS, shape.keys
-
-
-@gluon.jit
-def in_operand_order(place):
-    """The key whose value goes to `place`, see weights.py."""
-    return (place & ~15) + ((place & 2) << 2) + ((place & 12) >> 1) + (place & 1)
