@@ -128,7 +128,7 @@ def eight_bit_products(arch: str, special: bool = False) -> None:
 
 def gradients(**changes: Any) -> Callable[[str], object]:
     """The backward; a persistent CTA takes several key tiles."""
-    case = replace(backward.Case(300, 300, mask=wa.Causal(), heads=2), **changes)
+    case = replace(backward.Case(300, 300, mask=wa.Causal(), heads=2, long=True), **changes)
     return lambda arch: backward.simulated(replace(case, arch=arch), programs=2)
 
 

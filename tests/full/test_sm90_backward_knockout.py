@@ -67,12 +67,13 @@ ADDING = [  # attending warpgroups that add dQ
 ]  # fmt: skip
 WINDOW = Causal() & SlidingWindow(200)  # no row sees the first keys
 SHORT = Causal() & Padding(torch.tensor([380]))  # the last keys are; three CTAs add to the last queries
-PLAIN = Case(400, 740, mask=WINDOW)
+PLAIN = Case(400, 740, mask=WINDOW, long=True)
 IN_TURNS = Case(400, 500, heads=2, heads_kv=2, mask=SHORT, deterministic=True)
 LONG = Case(400, 380, batch=3, mask=Causal(), deterministic=True)  # three or more query tiles see all keys
 # A case, why operations can go, and how many these are: not more than were reviewed.
 CASES = {
     "64": (PLAIN, SEVERAL, 4),
+    "64 with few queries": (replace(PLAIN, long=False), [*SEVERAL, MANY], 5),
     # K waits for its slot if fewer than three query tiles see the keys between: here one, which sees none.
     "128": (replace(PLAIN, seq_k=1000, dim=128), SEVERAL, 4),
     "by product": (
@@ -82,9 +83,10 @@ CASES = {
     ),
     # The end waits for its slot if two query tiles see the last keys.
     "attending warpgroups add": (replace(PLAIN, seq_k=960, dim=192, dim_v=128), ADDING, 21),
+    "attending warpgroups store first": (Case(600, 380, mask=Causal(), dim=192, dim_v=128), ADDING, 21),
     "fixed order": (replace(IN_TURNS, batch=3, mask=Causal() & Padding(torch.tensor([380] * 3))), SEVERAL, 4),
     "fixed order side by side": (replace(LONG, heads=2), [*SEVERAL, MANY], 5),
-    "fixed order of two sums": (replace(LONG, heads=3), [*SEVERAL, MANY], 5),
+    "fixed order of two sums": (replace(LONG, heads=7), [*SEVERAL, MANY], 5),
     "fixed order of two parts": (replace(LONG, heads=2, mask=None), [*SEVERAL, MANY], 5),
     "ragged": (Case(400, 740, mask=WINDOW, lengths=((100, 440), (300, 300))), SEVERAL, 4),
     "score": (replace(PLAIN, score=SoftCap(20.0)), SEVERAL, 4),

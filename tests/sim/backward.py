@@ -28,6 +28,7 @@ from warpattn.sim import Report
 
 KERNELS = {"sm90": (sm90.choose, sm90_launches), "sm100": (sm100.choose, sm100_launches)}
 KERNELS |= dict.fromkeys(("gfx942", "gfx950"), (cdna.choose, cdna_launches))
+MANY = 16384
 LIMIT = 2.0  # times the error of the same gradients in the operands' own dtype, as in `tests/oracle.py`
 
 
@@ -54,6 +55,7 @@ class Case:
     at_once: int = 0  # CTAs that run at once, with a section; 0: the plan's
     lengths: tuple[tuple[int, int], ...] = ()  # queries and keys of each sequence, where they are end to end
     arch: str = "sm90"
+    long: bool = False  # with the tiles of many queries and keys
 
     @property
     def sequence(self) -> Sequence:
@@ -128,6 +130,9 @@ def launches(case: Case, x: Gradients, inputs: dict[str, Tensor]) -> tuple[Launc
     forward = checked(case, inputs)
     choose, list_backward_launches = KERNELS[case.arch]
     choice = choose(forward.problem, ARCHS[case.arch], case.deterministic)
+    if case.long:
+        many = replace(forward.problem, seq_q=MANY, seq_k=MANY)
+        choice = replace(choice, config=choose(many, ARCHS[case.arch], case.deterministic).config)
     if case.section and choice.order is not None:
         order = replace(choice.order, section=case.section, at_once=case.at_once or choice.order.at_once)
         choice = replace(choice, order=order)

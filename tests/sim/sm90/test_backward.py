@@ -58,7 +58,8 @@ CASES = {
     "groups-padding": Case(140, 300, heads=4, heads_kv=2, batch=2, mask=Padding(torch.tensor([90, 0])), section=1),
     "groups-more-queries": Case(300, 100, heads=8, mask=Causal()),
     "groups-by-head": Case(
-        200, 200, heads=6, heads_kv=2, mask=Behind(torch.tensor([0, 150, 70, 0, 200, 10])), section=1
+        200, 200, heads=6, heads_kv=2, mask=Behind(torch.tensor([0, 150, 70, 0, 200, 10])), section=1,
+        long=True,
     ),
     "groups-score": Case(140, 140, heads=4, heads_kv=2, score=ALiBi(torch.tensor([0.5, 0.1, 0.7, 0.2])), mask=Causal()),
     "groups-ragged": Case(
@@ -70,15 +71,15 @@ CASES = {
     "wide-values": Case(70, 70, dim=40, dim_v=128, mask=Causal()),
     "wide-values-ragged": Case(0, 0, lengths=((30, 50), (70, 70)), dim=64, dim_v=72, deterministic=True),
     "more-queries": Case(300, 100, mask=Causal()),
-    "window": Case(300, 300, mask=SlidingWindow(70, 10)),
-    "documents": Case(512, 512, mask=Document(torch.arange(512)[None] // 130)),
+    "window": Case(300, 300, mask=SlidingWindow(70, 10), long=True),
+    "documents": Case(512, 512, mask=Document(torch.arange(512)[None] // 130), long=True),
     "documents-and-causal": Case(300, 300, mask=Document(torch.arange(300)[None] // 90) & Causal()),
     "prefix-or-window": Case(300, 300, mask=Prefix(40) | SlidingWindow(50)),
-    "padding": Case(140, 140, batch=2, mask=Padding(torch.tensor([90, 0]))),
-    "materialized": Case(140, 140, mask=Materialized(VISIBLE)),
-    "holes": Case(200, 200, mask=CustomMask(lambda b, h, q, k: (q + k) % 3 != 0)),
+    "padding": Case(140, 140, batch=2, mask=Padding(torch.tensor([90, 0])), long=True),
+    "materialized": Case(140, 140, mask=Materialized(VISIBLE), long=True),
+    "holes": Case(200, 200, mask=CustomMask(lambda b, h, q, k: (q + k) % 3 != 0), long=True),
     "nothing-visible": Case(140, 140, mask=CustomMask(lambda b, h, q, k: k < 0)),
-    "sinks": Case(140, 140, heads=2, heads_kv=2, batch=2, sinks=True, mask=SlidingWindow(30, 0)),
+    "sinks": Case(140, 140, heads=2, heads_kv=2, batch=2, sinks=True, mask=SlidingWindow(30, 0), long=True),
     "lse": Case(140, 140, dlse=True, sinks=True, mask=Causal()),
     "soft-cap": Case(140, 140, dim=128, score=SoftCap(3.0), mask=Causal(), limit=3.0),
     "alibi": Case(140, 140, heads=2, score=ALiBi(torch.tensor([0.5, 0.1]))),
@@ -189,7 +190,7 @@ def test_key_tiles_walk_the_heads_of_a_group_side_by_side_down_and_up_in_turn(le
 
 @pytest.mark.full
 def test_key_tiles_of_narrow_heads_walk_tiles_of_128_queries(monkeypatch):
-    grouped = Case(256, 256, heads=4, heads_kv=2, mask=Causal(), section=1)
+    grouped = Case(256, 256, heads=4, heads_kv=2, mask=Causal(), section=1, long=True)
     down = [(h, row) for rows in ((128, 0), (128,)) for row in rows for h in (0, 1)]
     up = [(h, row) for rows in ((0, 128), (128,)) for row in rows for h in (2, 3)]
     assert walked(grouped, monkeypatch) == down + up
@@ -212,7 +213,7 @@ def test_key_tiles_that_add_in_turns_walk_up_the_shortest_first_and_down_the_lon
 
 @pytest.mark.full
 def test_key_tiles_of_large_groups_that_add_in_turns_walk_as_others(monkeypatch):
-    grouped = Case(256, 256, heads=6, heads_kv=2, dim=128, mask=Causal(), section=1, deterministic=True)
+    grouped = Case(256, 256, heads=8, heads_kv=2, dim=128, mask=Causal(), section=1, deterministic=True)
     assert walked(grouped, monkeypatch) == walked(replace(grouped, deterministic=False), monkeypatch)
 
 
@@ -242,13 +243,13 @@ def additions(case, monkeypatch, **options):
 IN_TURNS = {  # a CTA has one key tile above 128 columns
     "laps": Case(200, 400, heads=3, heads_kv=3, mask=Causal(), deterministic=True, section=2, at_once=3),
     "laps-of-a-head": Case(300, 600, heads=2, mask=Causal(), deterministic=True, section=1, at_once=2),
-    "groups": Case(130, 400, heads=6, heads_kv=2, mask=Causal(), deterministic=True, section=1, at_once=2),
+    "groups": Case(130, 400, heads=14, heads_kv=2, mask=Causal(), deterministic=True, section=1, at_once=2),
     "window": Case(300, 300, heads=2, heads_kv=2, mask=SlidingWindow(100, 20), deterministic=True),
     "256": Case(130, 260, dim=256, mask=Causal(), deterministic=True),
     "192": Case(130, 260, dim=192, dim_v=128, heads=2, heads_kv=2, mask=Causal(), deterministic=True, section=1),
     "ragged": Case(0, 0, lengths=((130, 300), (100, 140)), mask=Causal(), deterministic=True),
     "two-sums": Case(130, 660, dim=256, mask=Causal(), deterministic=True, section=1, at_once=4),
-    "two-sums-of-groups": Case(130, 660, heads=3, mask=Causal(), deterministic=True),
+    "two-sums-of-groups": Case(130, 660, heads=7, mask=Causal(), deterministic=True),
     "two-sums-ragged": Case(0, 0, lengths=((130, 300), (100, 140)), dim=256, mask=Causal(), deterministic=True),
 }
 

@@ -11,7 +11,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from .combine_config import COLUMNS_PER_LANE, CombineTile
-from .softmax import LOG2_E, LOWEST, NO_KEY, Denominator, finish_rows, unpacked
+from .softmax import LOG2_E, LOWEST, Denominator, finish_rows
+
+NO_KEY = gl.constexpr(-0x80_0001 << 32)  # the packed `Denominator` of a row without a key: m is `LOWEST`, l is 0
 
 
 @gluon.aggregate
@@ -111,3 +113,10 @@ def parts_layout(tile):
     elements = [tile.lane_parts, tile.lane_rows, COLUMNS_PER_LANE]
     warps = [tile.part_warps, tile.warps // tile.part_warps, 1]
     return gl.BlockedLayout(elements, [1, tile.rows_per_warp, tile.lanes_per_row], warps, [2, 1, 0])
+
+
+@gluon.jit
+def unpacked(number):
+    """The `Denominator` of a `packed` number."""
+    l = number.to(gl.int32).to(gl.float32, bitcast=True)
+    return Denominator((number >> 32).to(gl.int32).to(gl.float32, bitcast=True), l)

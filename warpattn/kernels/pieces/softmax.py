@@ -3,15 +3,16 @@
 The state of a row is a reference maximum `m` (unscaled scores) and a sum `l`; c = scale * log2(e) turns a score into
 a base-2 exponent, so that p = exp2(c * s - c * m) is one fused multiply-add and one exponential.
 
-Two things keep the work beside the tensor core short. First, the reference is lazy: it moves only when a score's weight
-would exceed 2^8, so that p stays below 256 and the accumulator is almost never rescaled (FlashAttention-4, arXiv
-2603.05451). It moves only in the rows that exceed it, so a row's bits do not depend on the rest of its warp. Second,
-rows are not reduced across lanes. An accumulator spreads a row over a quad of four lanes, columns 8 j + 2 lane +
-{0, 1}, so an [M, N] tile is viewed as [M, N/8, 4, 2], and the state is [M, 4], one value a lane: `m` is equal in the
-four, `l` is summed over them once at the end.
+Three things keep the work beside the tensor core short. The reference is lazy: it moves only if weights sum to more
+than 2^15, up to which fp16 holds them, so the accumulator is almost never rescaled (FlashAttention-4, arXiv 2603.05451,
+has a bound of 2^8). It moves only in the rows that exceed it, so a row's bits do not depend on the rest of its warp. No
+maximum is computed unless it moves: the sum is needed anyway. And rows are not reduced across lanes. An accumulator
+spreads a row over a quad of four lanes, columns 8 j + 2 lane + {0, 1}, so an [M, N] tile is viewed as [M, N/8, 4, 2],
+and the state is [M, 4], one value a lane: `m` is equal in the four, `l` is summed over them once at the end.
 
 A NaN among a row's scores makes one of its p, and so its sum, factor and LSE NaN; the maximum need not propagate it.
-Score functions may return numbers of any size; Hopper's kernels for these use sm90/exact_softmax.py.
+Where registers do not hold scores beside weights, or a score function returns numbers of any size, Hopper's kernels
+use sm90/softmax_steps.py.
 """
 
 from triton.experimental import gluon
@@ -19,10 +20,10 @@ from triton.experimental.gluon import language as gl
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
-HEADROOM = gl.constexpr(8.0)  # log2 of how far p may exceed 1 before the reference moves
+HEADROOM = gl.constexpr(8.0)  # log2 of how far p may exceed 1 before a reference moves that is tested by maxima
+MOST = gl.constexpr(32768.0)  # sum of a lane's weights up to which none exceeds fp16
 LARGEST = gl.constexpr(134217728.0)  # up to |c * m| = 2^27 its rounding error is at most 4, so p stays within fp16
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # the lowest finite number
-NO_KEY = gl.constexpr(-0x80_0001 << 32)  # the packed `Denominator` of a row without a key: m is `LOWEST`, l is 0
 
 
 @gluon.aggregate
@@ -42,22 +43,27 @@ def softmax_start(s, c, lift: gl.constexpr = 0.0):
 
 
 @gluon.jit
-def softmax_step(state, s, c):
-    """Next tile: (state, p, moved, alpha). If `moved`, the caller multiplies its accumulator by `alpha` [M, 4]."""
+def softmax_step(state, s, c, dtype: gl.constexpr):
+    """Next tile: (state, p packed to 16-bit `dtype`, moved, alpha). If `moved`, the caller multiplies its accumulator
+    by `alpha` [M, 4]. Then p is computed twice, so registers hold `s` beside it."""
     quads = as_quads(s)
-    top = lane_max(quads)
-    mc = exponent(state.m, c)
-    moved = warp_any(top * c, state.m * c + HEADROOM)
     m = state.m
     alpha = gl.full_like(m, 1.0)
+    l, p = weights(quads, m, c, dtype)
+    moved = warp_any(l, gl.full_like(l, MOST))
     if moved:
-        top = quad_max(top)
-        rises = top * c > mc + HEADROOM
-        m = gl.where(rises, gl.maximum(m, top), m)
-        mc = exponent(m, c)
-        alpha = gl.where(rises, gl.exp2(state.m * c - mc), 1.0)
-    p = gl.exp2(quads * c - mc[:, None, :, None])
-    return SoftmaxState(m, state.l * alpha + lane_sum(p)), p, moved, alpha
+        rises = quad_max(l) > MOST
+        m = gl.where(rises, gl.maximum(m, quad_max(lane_max(quads))), m)
+        alpha = gl.where(rises, gl.exp2(state.m * c - exponent(m, c)), 1.0)
+        l, p = weights(quads, m, c, dtype)
+    return SoftmaxState(m, state.l * alpha + l), p, moved, alpha
+
+
+@gluon.jit
+def weights(quads, m, c, dtype: gl.constexpr):
+    """(each lane's sum, packed p) of scores in quads with references `m`."""
+    p = gl.exp2(quads * c - exponent(m, c)[:, None, :, None])
+    return lane_sum(p), pack(p, dtype)
 
 
 @gluon.jit
@@ -100,13 +106,6 @@ class Denominator:
     def to_layout(self, layout: gl.constexpr, trivial: gl.constexpr = False):
         """Converts to another layout; `trivial`: every thread already has its numbers."""
         return Denominator(gl.convert_layout(self.m, layout, trivial), gl.convert_layout(self.l, layout, trivial))
-
-
-@gluon.jit
-def unpacked(number):
-    """The `Denominator` of a `packed` number."""
-    l = number.to(gl.int32).to(gl.float32, bitcast=True)
-    return Denominator((number >> 32).to(gl.int32).to(gl.float32, bitcast=True), l)
 
 
 @gluon.jit

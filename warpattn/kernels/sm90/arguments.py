@@ -10,7 +10,7 @@ import torch
 from warpattn.problem.argument_types import Int64
 
 # Bound of c * (q . k), c = scale * log2(e). Kernels multiply by c before they subtract the row maximum; with c above 1
-# the largest scores overflow fp32 there, so such calls use the softmax of score functions (exact_softmax.py).
+# the largest scores overflow fp32 there, so such calls use the softmax of score functions (softmax_steps.py).
 LARGEST_EXPONENT = torch.finfo(torch.float32).max
 TRANSPOSED_KEYS = 128  # keys that one program of prefill/eight_bit/transpose_values.py transposes
 PLACES_OF_PROGRAM = 128  # places that one program of copies/places.py lists

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -195,10 +196,12 @@ THREE = torch.zeros(3, dtype=torch.int32)
 @pytest.mark.parametrize(
     ("mask", "lengths", "deterministic", "rows"),
     [
-        (Causal(), (300,), False, 128),
-        (Causal(), (300,), True, 64),
+        (Causal(), (300,), False, 64),
+        (Causal(), (1000,), False, 128),
+        (Causal(), (1000,), True, 64),
         (Causal(), (2000,), True, 128),
         (SlidingWindow(64), (2000,), True, 64),
+        (SlidingWindow(64), (2000,), False, 64),
         (Full(), (300,), True, 128),
         (Causal(), (300, 3000), False, 64),
         (Causal(), (4000, 3000), False, 128),
@@ -207,7 +210,7 @@ THREE = torch.zeros(3, dtype=torch.int32)
         (Causal() & Padding(THREE) & Prefix(THREE.clone()), (3000,), False, 64),
     ],
 )
-def test_short_packed_or_ordered_sequences_and_masks_of_several_tensors_take_fewer_queries(
+def test_short_or_packed_sequences_and_masks_of_several_tensors_take_fewer_queries(
     mask: Mask, lengths: tuple[int, ...], deterministic: bool, rows: int
 ) -> None:
     assert choose_config(problem_of(mask, lengths, 64), deterministic)[0].block_m == rows
@@ -221,7 +224,9 @@ def test_short_packed_or_ordered_sequences_and_masks_of_several_tensors_take_few
         (Full(), (2048,), 64, True),
         (Full(), (16384,), 64, False),
         (Full(), (3000, 2000), 64, True),
-        (Causal(), (512,), 64, False),
+        (Causal(), (512,), 64, True),
+        (Causal(), (1000,), 64, False),
+        (SlidingWindow(64), (2000,), 64, True),
         (SlidingWindow(64), (4096,), 64, False),
         (Causal(), (300, 3000), 64, True),
         (Causal(), (4000, 3000), 64, False),
@@ -231,6 +236,14 @@ def test_short_packed_or_ordered_sequences_and_masks_of_several_tensors_take_few
 def test_dq_is_stored_first_where_that_is_faster(mask: Mask, lengths: tuple[int, ...], dim: int, claims: bool) -> None:
     assert choose_config(problem_of(mask, lengths, dim))[0].claims == claims
     assert not choose_config(problem_of(mask, lengths, dim), True)[0].claims
+
+
+@pytest.mark.parametrize(("keys", "claims"), [(512, True), (513, False)])
+def test_warpgroups_that_add_store_first_where_keys_are_few(keys: int, claims: bool) -> None:
+    problem = replace(long_problem(192, "causal", 128), seq_k=keys)
+    assert choose_config(problem)[0].claims == claims
+    packed = replace(problem, kind="ragged", batch=4, seq_k=4 * keys)
+    assert choose_config(packed)[0].claims == claims
 
 
 def problem_of(mask: Mask, lengths: tuple[int, ...], dim: int) -> Problem:

@@ -14,7 +14,8 @@ from warpattn.problem import Problem
 from warpattn.problem.element import ELEMENT_OF, Element
 from warpattn.problem.operands import is_masked, sees_first_keys
 
-FEW_HEADS = 2  # up to so many heads of a group, L2 holds Q, dO and dQ of all sequences that run at once
+IN_L2 = 384 * 128  # columns of a group's heads times keys of a CTA up to which L2 holds Q, dO and dQ of the rows that
+# CTAs which run at once begin with: 52 MB on 132 SMs
 MOST_TOGETHER = 64  # so many CTAs certainly run at once: a Hopper GPU has at least 78 SMs (H20)
 
 
@@ -132,8 +133,9 @@ def problem_fields(problem: Problem, keys: int, deterministic: bool) -> dict[str
     # With `rotate`, deterministic CTAs of a head wait for each other in a circle, so all must run at once.
     together = not deterministic or problem.seq_k <= MOST_TOGETHER * keys
     sees_first, group = is_masked(problem) and sees_first_keys(problem), problem.heads_q // problem.heads_kv
-    # For small groups, waiting for turns costs most, which a good order reduces; for larger ones L2 misses do.
-    mirrored = deterministic and sees_first and not ragged and group <= FEW_HEADS
+    # If L2 holds the rows, waiting for turns costs most, which a good order reduces; otherwise L2 misses do.
+    in_l2 = group * max(problem.dim_qk, problem.dim_v) * keys <= IN_L2
+    mirrored = deterministic and sees_first and not ragged and in_l2
     return {
         "element": ELEMENT_OF[problem.dtype], "dim_qk": problem.dim_qk, "dim_v": problem.dim_v,
         "rotate": not is_masked(problem) and not ragged and together,

@@ -74,6 +74,15 @@ def add_part(ctx, at, smem, turn):
 
 
 @gluon.jit
+def others_wait(turn, config: gl.constexpr):
+    """Whether other CTAs may wait for what this one, whose `turn` it is, adds to a dQ tile."""
+    if config.deterministic:
+        return turn >= 0
+    else:
+        return turn == 0
+
+
+@gluon.jit
 def turn_counter(ctx, head, row):
     """The counter of the dQ tile that begins at `row` of `head`, both in the kernels' own numbers."""
     return ctx.tensors.turns + head * ctx.tensors.turn_blocks + row // ROWS

@@ -16,77 +16,57 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from ...nvidia.backward.turns import add_part, sum_head
+from ...nvidia.backward.turns import add_part, others_wait, sum_head
 from ...nvidia.backward.visits import STAGES, read_visit
 from ...nvidia.pipelines import PipelineState
+from ...pieces.scheduler import get_field
 from ..layouts import accumulator_layout
+from .epilogue import acquire
 
-
-@gluon.aggregate
-class Added:
-    """The dQ tile that the warpgroup added to last (`sum_head` and row), if gradients are deterministic."""
-
-    head: gl.tensor
-    row: gl.tensor  # -1: none
+NO_TURN = gl.constexpr(-1)
 
 
 @gluon.jit
-def nothing_added():
-    """`Added` before the first tile."""
-    return Added(gl.to_tensor(0), gl.to_tensor(-1))
-
-
-@gluon.jit
-def add_tile(ctx, state, added, wg: gl.constexpr):
-    """Adds the warpgroup's parts of dQ for the query tile whose dS is in slot `state`; returns the tile as `Added`."""
+def add_tile(ctx, state, before, wg: gl.constexpr):
+    """Adds the warpgroup's parts of dQ for the query tile whose dS is in slot `state`. `before`: the CTA's turn at the
+    key tile's dQ tile before, or NO_TURN. Returns the turn at this one."""
     config: gl.constexpr = ctx.config
     ctx.rings.ds.consumer_wait(state)
     visit = read_visit(ctx, state)
-    if config.deterministic:
-        say_added(ctx, state, added, wg)
-        added = Added(sum_head(ctx, visit), ctx.keys.row + visit.row)
-        ctx.rings.ordered.turns.consumer_wait(state)
-        ctx.rings.ordered.turns.consumer_release(state)
+    turn = gl.to_tensor(0)
+    if config.counted:
+        say_added(ctx, state, before)
+        turn = get_turn(ctx, state)
     parts: gl.constexpr = config.dq_parts
     part = (visit.row // config.block_m * parts + wg) & 1
     while part < parts:
         dq = warpgroup_mma_wait(0, deps=(start_part(ctx, state, part),))
-        add_columns(ctx, dq, visit, part, wg)
+        add_columns(ctx, dq, visit, turn, part, wg)
         part += 2
     ctx.rings.ds.consumer_release(state)
-    return added
+    return turn
 
 
 @gluon.jit
-def say_added(ctx, state, added, wg: gl.constexpr):
-    """Waits until the warpgroup's additions to the tile before that of slot `state` are in memory, and tells `pass`."""
-    if added.row >= 0:
-        tma.store_wait(0, read_only=False)
-        put_added(ctx, PipelineState(state.index ^ 1, state.phase ^ state.index ^ 1, STAGES), added, wg)
+def get_turn(ctx, state):
+    """The CTA's turn at the dQ tile of slot `state`, once it has come."""
+    turns = ctx.rings.ordered.turns
+    turns.consumer_wait(state)
+    turn = get_field(turns.tile(state, 2))
+    turns.consumer_release(state)
+    return turn
 
 
 @gluon.jit
-def end_additions(ctx, state, added, wg: gl.constexpr):
-    """`say_added` for the last tile, whose slot precedes `state`; then tells `pass` that no tile follows."""
-    say_added(ctx, state, added, wg)
-    put_added(ctx, state, nothing_added(), wg)
-
-
-@gluon.jit
-def put_added(ctx, state, added, wg: gl.constexpr):
-    """Sends a tile to `pass`; the first warpgroup writes the slot, both fill it."""
-    ring = ctx.rings.ordered.added
-    ring.producer_acquire(PipelineState(state.index, state.phase ^ 1, STAGES))
-    if wg == 0:
-        put_by_group(ring.tile(state, 0), added.head)
-        put_by_group(ring.tile(state, 1), added.row)
-    ring.producer_commit(state)
-
-
-@gluon.jit
-def put_by_group(slot, value):
-    """Writes one field; called by four warps."""
-    slot.store(gl.full([1], value, gl.int32, gl.BlockedLayout([1], [32], [4], [0])))
+def say_added(ctx, state, before):
+    """Tells `pass` that dQ of the tile before that of slot `state` was added to, if the key tile has one. If other CTAs
+    may wait for that, it is in memory then."""
+    if before != NO_TURN:
+        if others_wait(before, ctx.config):
+            tma.store_wait(0, read_only=False)
+        earlier = PipelineState(state.index ^ 1, state.phase ^ state.index ^ 1, STAGES)
+        acquire(ctx.rings.ordered.added, earlier)
+        ctx.rings.ordered.added.producer_commit(earlier)
 
 
 @gluon.jit
@@ -104,7 +84,7 @@ def start_part(ctx, state, part):
 
 
 @gluon.jit
-def add_columns(ctx, dq, visit, part, wg: gl.constexpr):
+def add_columns(ctx, dq, visit, turn, part, wg: gl.constexpr):
     """Adds a part of dQ by TMA through the warpgroup's buffer, once TMA has read what it held."""
     config: gl.constexpr = ctx.config
     smem = ctx.rings.dq.index(wg)
@@ -113,4 +93,4 @@ def add_columns(ctx, dq, visit, part, wg: gl.constexpr):
     fence_async_shared()
     gl.barrier()
     at = [sum_head(ctx, visit), ctx.keys.row + visit.row, part * config.dq_cols]
-    add_part(ctx, at, smem, visit.turn)
+    add_part(ctx, at, smem, turn)

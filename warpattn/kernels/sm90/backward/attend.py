@@ -34,7 +34,7 @@ from ..column_slices import columns_before, columns_of
 from ..columns import wait_columns, zero_columns
 from ..exact_columns import add_product
 from ..layouts import accumulator_layout, element_type
-from .add import add_tile, end_additions, nothing_added
+from .add import NO_TURN, add_tile, say_added
 from .epilogue import acquire, staging, store_boxes, store_keys, wait_copies
 from .pairs import fp32, multiply_pairs, operand, tile_of
 
@@ -86,18 +86,18 @@ def attend_keys(ctx, visit, state, held, wg: gl.constexpr):
     weights = attend(ctx, s, state, visit, wg)
     wait_finite(ctx, rings.v, held_values(held), state, wg, clear_nonfinite)
     more = visit.more()
-    added = nothing_added()
+    turn = gl.to_tensor(NO_TURN)  # of the dQ tile that was added to last, see `add_tile`
     while more:
-        sums, weights, state, visit, added = attend_tile(ctx, sums, weights, state, added, held, wg)
+        sums, weights, state, visit, turn = attend_tile(ctx, sums, weights, state, turn, held, wg)
         more = visit.more()
-    finish_keys(ctx, sums, weights, state, held, added, wg)
+    finish_keys(ctx, sums, weights, state, held, turn, wg)
     return state.step()
 
 
 @gluon.jit
-def attend_tile(ctx, sums, weights, state, added, held, wg: gl.constexpr):
+def attend_tile(ctx, sums, weights, state, turn, held, wg: gl.constexpr):
     """Does the query tile in slot `state`, whose P is in `weights`, and starts S of the next one. Returns (dK and dV so
-    far; the next tile's P, slot and visit; the dQ tile added to)."""
+    far; the next tile's P, slot and visit; the turn at this dQ tile)."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
     dk, dv, ds = start_tile(ctx, sums, weights, state, wg)
@@ -119,12 +119,12 @@ def attend_tile(ctx, sums, weights, state, added, held, wg: gl.constexpr):
     s = warpgroup_mma_wait(0, deps=(s,))
     weights = attend(ctx, s, following, visit, wg)
     if config.attend_adds:
-        added = add_tile(ctx, state, added, wg)
-    return Sums(dk, dv), weights, following, visit, added
+        turn = add_tile(ctx, state, turn, wg)
+    return Sums(dk, dv), weights, following, visit, turn
 
 
 @gluon.jit
-def finish_keys(ctx, sums, weights, state, held, added, wg: gl.constexpr):
+def finish_keys(ctx, sums, weights, state, held, turn, wg: gl.constexpr):
     """Does a key tile's last query tile; stores dK and dV."""
     config: gl.constexpr = ctx.config
     rings = ctx.rings
@@ -139,10 +139,10 @@ def finish_keys(ctx, sums, weights, state, held, added, wg: gl.constexpr):
     rings.q.consumer_release(state)  # the last of the key tile
     last = at_keys(ctx, state)  # read again instead of kept in registers across the loop
     if config.attend_adds:
-        added = add_tile(ctx, state, added, wg)
+        turn = add_tile(ctx, state, turn, wg)
         rings.k.consumer_release(held)
-        if config.deterministic:
-            end_additions(ctx, state.step(), added, wg)
+        if config.counted:
+            say_added(ctx, state.step(), turn)
         store_boxes(last, sums.dv, scaled(sums.dk, ctx.scale), wg)
     else:
         smem = staging(ctx, state.step(), wg)

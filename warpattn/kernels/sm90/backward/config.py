@@ -21,7 +21,7 @@ get its registers and add dQ themselves:
 Two or three more warps make CTAs add to a dQ tile after the first one, which stores it, or for deterministic gradients
 in a fixed order (`ordered.py`):
 
-    turn       waits for the CTA's turn         ── turns ─▶ add, or attend 0, 1
+    turn       waits for the CTA's turn         ── turns ─▶ add or attend 0, 1, and pass
     reduce     dQ = dS · K                      ── dQ ────▶ add
     add        dQ to global memory              ── added ─▶ pass, which lets the next CTA add
 """
@@ -51,7 +51,7 @@ DQ_COLUMNS = 64  # columns of dQ that are computed and added at a time
 SUM_COLUMNS = 320  # columns of dK and dV together that fit in 160 of a thread's 240 registers, for 64 keys
 MASK_KEEPS = slice(0, 1)  # of a mask's program: whether a key is visible, without the span
 SHORT_ROWS = 2048  # see `short_rows`
-FEW_KEYS = 4096  # see `claims_pay`
+FEW_KEYS, SHORT_KEYS = 4096, 512  # of a sequence, see `claims_pay`
 
 
 class RoleRegisters(NamedTuple):
@@ -99,7 +99,8 @@ class BackwardConfig(BackwardTiles):
 
     @cached_property
     def persistent(self) -> bool:
-        """Whether a CTA does several key tiles."""
+        """Whether a CTA does several key tiles. CTAs in turns that add dQ in attending warpgroups would be 1.03 to 1.08
+        times as fast (H200), but under a mask the assembler spills what the polls need."""
         return not self.by_product and not (self.attend_adds and self.deterministic)
 
     @cached_property
@@ -218,8 +219,8 @@ class BackwardConfig(BackwardTiles):
         added = 4 * self.dq_rows * self.dq_cols
         private = 4 * VISITS * VISIT_FIELDS
         if self.counted:
-            edges.append(Edge("turns", "turn", self.adds, STAGES, 4 * TURN_FIELDS))
-            edges.append(Edge("added", self.adds[-1], ("pass",), STAGES, 4 * TURN_FIELDS))
+            edges.append(Edge("turns", "turn", (*self.adds, "pass"), STAGES, 4 * TURN_FIELDS))
+            edges.append(Edge("added", self.adds[-1], ("pass",), STAGES, 0))
         if self.counted and not self.attend_adds:
             edges.append(Edge("dQ", "reduce", self.adds, self.dq_buffers, added))
         else:
@@ -295,20 +296,30 @@ def query_rows(problem: Problem, deterministic: bool) -> tuple[int, str]:
 
 def claims_pay(problem: Problem, rows: int) -> bool:
     """Whether storing dQ first is faster than zeroing it, with tiles of `rows` queries (H200). At 128 columns it is
-    1.00 to 1.11 times as fast. At 64 a mask leaves too few tiles to hide the wait for what another CTA stores (0.90 to
-    0.99, but packed sequences with 64 queries a tile 1.04), and zeros are a small part where keys are many."""
+    1.00 to 1.11 times as fast. At 64 a mask leaves too few tiles of 128 queries to hide the wait for what another CTA
+    stores (0.90 to 0.99; with 64 queries a tile packed sequences 1.04, short ones 1.03 to 1.06), and zeros are a small
+    part where keys are many. Warpgroups that add dQ themselves wait for it before they attend to the next tile: 0.97 to
+    1.01, short sequences 1.03 to 1.26. Products in different warpgroups (by_product.py) have one buffer of dQ: 0.96 to
+    1.01."""
     widest = max(problem.dim_qk, problem.dim_v)
+    ragged = problem.kind == "ragged"
+    sequences = problem.batch if ragged else 1
+    if add_in_attend(problem.dim_qk, problem.dim_v):
+        return problem.seq_k <= SHORT_KEYS * sequences
     if widest > 64:
         return widest <= 128
     if is_masked(problem):
-        return problem.kind == "ragged" and rows == CONSUMER_ROWS
-    return problem.seq_k <= FEW_KEYS * (problem.batch if problem.kind == "ragged" else 1)
+        return rows == CONSUMER_ROWS and (ragged or short_rows(problem, False) > 0)
+    return problem.seq_k <= FEW_KEYS * sequences
 
 
 def short_rows(problem: Problem, deterministic: bool) -> int:
-    """The most queries a sequence with which 64 queries a tile are faster under a mask at head dim 64, or 0 if this
-    problem has more (H200): in packed sequences, on average, and for deterministic gradients."""
+    """The most queries a sequence (in packed ones, on average) with which 64 queries a tile are faster under a mask at
+    head dim 64, or 0 if this problem has more (H200). Where rows see keys from the first on, and without turns, fewer
+    queries make enough tiles of 128."""
     if problem.kind == "ragged":
         return SHORT_ROWS if problem.seq_q <= SHORT_ROWS * problem.batch else 0
-    most = SHORT_ROWS // 2 if sees_first_keys(problem) else SHORT_ROWS
-    return most if deterministic and problem.seq_q <= most else 0
+    most = SHORT_ROWS
+    if sees_first_keys(problem):
+        most //= 2 if deterministic else 4
+    return most if problem.seq_q <= most else 0

@@ -34,8 +34,8 @@ class OrderedRings:
     """Rings between roles that add dQ and `ordered.py`."""
 
     dq: gl.base_value  # from `reduce` to `add`; None without these roles
-    turns: StagedPipeline  # [stages * TURN_FIELDS, 1] int32: tiles whose turn has come, from `turn` to who adds dQ
-    added: StagedPipeline  # [stages * TURN_FIELDS, 1] int32: tiles that were added to, from who adds dQ to `pass`
+    turns: StagedPipeline  # [stages * TURN_FIELDS, 1] int32: tiles whose turn has come, from `turn` to the roles below
+    added: StagedPipeline  # no memory: that such a tile was added to, from the role that adds dQ to `pass`
 
 
 @gluon.jit
@@ -46,19 +46,13 @@ def make_ordered_rings(dq, config: gl.constexpr):
     fills: gl.constexpr = 4 * len(config.adds) if config.attend_adds else 1
     if not config.attend_adds:
         ring = make_pipeline(dq, empty_arrivals(topology, "dQ"), config.dq_buffers, fills=4)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    tiles = gl.allocate_shared_memory(gl.int32, [STAGES * TURN_FIELDS, 1], plain)
     return OrderedRings(
         ring,
-        make_turns(empty_arrivals(topology, "turns"), 1),
-        make_turns(empty_arrivals(topology, "added"), fills),
+        make_pipeline(tiles, empty_arrivals(topology, "turns"), STAGES, TURN_FIELDS),
+        make_pipeline(None, empty_arrivals(topology, "added"), STAGES, fills=fills),
     )
-
-
-@gluon.jit
-def make_turns(arrivals: gl.constexpr, fills: gl.constexpr):
-    """Makes a ring whose slots name dQ tiles."""
-    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    smem = gl.allocate_shared_memory(gl.int32, [STAGES * TURN_FIELDS, 1], plain)
-    return make_pipeline(smem, arrivals, STAGES, TURN_FIELDS, fills=fills)
 
 
 @gluon.jit

@@ -1,7 +1,7 @@
 """Three warps that make CTAs add to a dQ tile after the first one, or in a fixed order (deterministic gradients). Other
 roles do not wait.
 
-      turn     claims a tile, or waits for the CTA's turn, up to two ahead  ── turns ─▶ add
+      turn     claims a tile, or waits for the CTA's turn, up to two ahead  ── turns ─▶ add, pass
       reduce   dQ = dS · K                                                  ── dQ ────▶ add
       add      stores or adds dQ by TMA, and waits until it has arrived     ── added ─▶ pass
       pass     fences all memory, and increments the counter
@@ -16,18 +16,19 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from ...nvidia.backward.turns import BEHIND, add_part, claim, count_turn, sum_head, take_turn, turn_counter
+from ...nvidia.backward.turns import BEHIND, add_part, claim, count_turn, others_wait, sum_head, take_turn, turn_counter
 from ...nvidia.backward.visits import STAGES, at_keys, read_visit
-from ...nvidia.pipelines import consumer_state, producer_state
+from ...nvidia.pipelines import consumer_state
 from ...pieces.scheduler import put_field
+from .epilogue import acquire
 from .reduce import first_column, first_row
 
 
 @gluon.jit
 def turn_role(ctx):
     """Waits for the CTA's turn at every visited tile, in the order of the visits."""
-    state = consumer_state(STAGES)  # of the Q ring, whose slots name the visits
-    turn_state = producer_state(STAGES)
+    turns = ctx.rings.ordered.turns
+    state = consumer_state(STAGES)  # of the Q ring, whose slots name the visits, and of the rings of their turns
     more = gl.to_tensor(True)
     while more:
         ctx.rings.q.consumer_wait(state)
@@ -37,10 +38,9 @@ def turn_role(ctx):
         more = visit.row >= 0 if ctx.config.persistent else visit.more()
         if visit.row >= 0:
             turn = turn_at_tile(its, visit)
-            put_tile(ctx.rings.ordered.turns, turn_state, sum_head(its, visit), its.keys.row + visit.row, turn)
-            turn_state = turn_state.step()
-        state = state.step()
-    put_tile(ctx.rings.ordered.turns, turn_state, gl.to_tensor(0), gl.to_tensor(-1), gl.to_tensor(0))
+            put_tile(turns, state, sum_head(its, visit), its.keys.row + visit.row, turn)
+            state = state.step()
+    put_tile(turns, state, gl.to_tensor(0), gl.to_tensor(-1), gl.to_tensor(0))
 
 
 @gluon.jit
@@ -58,33 +58,31 @@ def add_role(ctx):
     """Stores or adds dQ of every tile whose turn has come."""
     turns, added = ctx.rings.ordered.turns, ctx.rings.ordered.added
     state = consumer_state(STAGES)
-    added_state = producer_state(STAGES)
     dq_state = consumer_state(ctx.config.dq_buffers)
-    head, row = get_tile(turns, state)
+    head, row, turn = get_tile(turns, state)
     while row >= 0:
-        turn = field_of_warp(turns.tile(state, 2))
-        turns.consumer_release(state)
         dq_state = add_parts(ctx, dq_state, head, row, turn)
-        if ctx.config.deterministic or turn == 0:  # other CTAs may wait for it
+        if others_wait(turn, ctx.config):
             tma.store_wait(0, read_only=False)
-            put_tile(added, added_state, head, row, turn)
-            added_state = added_state.step()
+        acquire(added, state)
+        added.producer_commit(state)
         state = state.step()
-        head, row = get_tile(turns, state)
-    put_tile(added, added_state, head, row, 0)
+        head, row, turn = get_tile(turns, state)
 
 
 @gluon.jit
 def pass_role(ctx):
     """Passes on the turn of every tile that was added to."""
-    added = ctx.rings.ordered.added
+    turns, added = ctx.rings.ordered.turns, ctx.rings.ordered.added
     state = consumer_state(STAGES)
-    head, row = get_tile(added, state)
+    head, row, turn = get_tile(turns, state)
     while row >= 0:
-        count_turn(turn_counter(ctx, head, row), row < BEHIND)
+        added.consumer_wait(state)
+        if others_wait(turn, ctx.config):
+            count_turn(turn_counter(ctx, head, row), row < BEHIND)
         added.consumer_release(state)
         state = state.step()
-        head, row = get_tile(added, state)
+        head, row, turn = get_tile(turns, state)
 
 
 @gluon.jit
@@ -110,19 +108,22 @@ def add_parts(ctx, state, head, row, turn):
 
 @gluon.jit
 def put_tile(ring, state, head, row, turn):
-    """Sends a tile and the CTA's turn at it to the next role."""
-    full = ring.producer_acquire(state)
+    """Sends a tile and the CTA's turn at it to the next roles, in the slot of a consumer's `state`."""
+    acquire(ring, state)
     put_field(ring.tile(state, 0), head)
     put_field(ring.tile(state, 1), row)
     put_field(ring.tile(state, 2), turn)
-    mbarrier.arrive(full, count=1)
+    mbarrier.arrive(ring.full(state.index), count=1)
 
 
 @gluon.jit
 def get_tile(ring, state):
-    """(head, first row) of the next tile, as `put_tile` sent it; a row of -1: none follows."""
+    """(head, first row, turn) of the next tile, as `put_tile` sent it; a row of -1: none follows."""
     ring.consumer_wait(state)
-    return field_of_warp(ring.tile(state, 0)), field_of_warp(ring.tile(state, 1))
+    head, row = field_of_warp(ring.tile(state, 0)), field_of_warp(ring.tile(state, 1))
+    turn = field_of_warp(ring.tile(state, 2))
+    ring.consumer_release(state)
+    return head, row, turn
 
 
 @gluon.jit

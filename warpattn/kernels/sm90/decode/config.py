@@ -150,6 +150,7 @@ class DecodeConfig(KeyTileSizes, StreamConfig):
     swap_ab: SwapAB | None = None
     registers: Registers = REGISTERS
     overlap: Overlap = Overlap()
+    keeps_scores = False  # see prefill; loads bound decode
 
     def padded(self, dim: int) -> int:
         """Columns of a tile; at least 64 with 8 bits, to fill 64 rows of Vᵀ, or four threads with 16 bytes each."""

@@ -10,9 +10,9 @@ keeps each row of the output in one warp, and finds the parts of a head at const
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...pieces.combine import combine_block, combine_layout
+from ...pieces.combine import NO_KEY, combine_block, combine_layout, unpacked
 from ...pieces.modifiers import natural_scale
-from ...pieces.softmax import LOG2_E, LOWEST, NO_KEY, Denominator, unpacked
+from ...pieces.softmax import LOG2_E, LOWEST, Denominator
 from .output import combine_parts, draw_ticket, output_rows_at, publish_parts, write_at
 
 

@@ -28,7 +28,6 @@ from ...pieces.softmax import (
     pack,
     rescale,
     softmax_finish,
-    softmax_step,
     unpack,
     warp_any,
 )
@@ -36,8 +35,8 @@ from ..decode.attend import decode_scores
 from ..decode.context import in_tile, rows_of
 from ..decode.output import by_row, publish_parts, write_columns
 from ..decode.schedule import item_at, next_item
-from ..exact_softmax import exact_step
 from ..layouts import accumulator_layout, element_type
+from ..softmax_steps import exact_step, maximum_step
 from .context import half_tile, rope_tile, tile_slots
 from .recompute import attend_again, owes_nan
 
@@ -92,7 +91,7 @@ def make_probabilities(ctx, softmax, slots, item, i):
     if ctx.mods.score is not None:
         softmax, p, _, alpha = exact_step(softmax, s, exponent_scale(ctx))
     else:
-        softmax, p, _, alpha = softmax_step(softmax, s, exponent_scale(ctx))
+        softmax, p, _, alpha = maximum_step(softmax, s, exponent_scale(ctx))
     rings.factors.tile(slots.rope).store(alpha)
     shared_p(ctx, slots.rope).store(unpack(pack(p, dtype), dtype))
     fence_async_shared()

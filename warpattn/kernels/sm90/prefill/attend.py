@@ -17,11 +17,11 @@ from ...pieces.modifiers import exponent_scale
 from ...pieces.softmax import SoftmaxState, as_quads, from_quads, pack, softmax_start, softmax_step, unpack
 from ..columns import as_matrices, rescale_columns, wait_columns, zero_columns
 from ..exact_columns import add_product, without_padding
-from ..exact_softmax import exact_start, exact_step
 from ..layouts import TURNS, accumulator_layout, element_type, operand_layout, turn_asm
+from ..softmax_steps import exact_start, exact_step, maximum_step
 from .eight_bit.convert import fp16_queries
 from .eight_bit.scales import key_block_scales, of_tile, scaled_scores, scaled_weights
-from .eight_bit.weights import lift_of, pack_bytes, plain_bytes, step_in_bytes, unpack_bytes
+from .eight_bit.weights import lift_of, pack_bytes, packs_early, plain_bytes, step_in_bytes, unpack_bytes
 from .epilogue import store_output
 from .packed_rows import RowHeads, mask_heads, row_heads, row_tokens
 
@@ -122,11 +122,14 @@ def start_softmax(ctx, s):
 
 @gluon.jit
 def step_softmax(ctx, state, s):
-    """(state, P, moved, alpha) of the next scores, see `softmax_step`."""
+    """(state, P, moved, alpha) of the next scores, see `softmax_step`; P is packed if `packs_early`."""
+    c = exponent_scale(ctx)
     if ctx.mods.score is not None or ctx.config.products:
-        return exact_step(state, s, exponent_scale(ctx), lift_of(ctx.config))
+        return exact_step(state, s, c, lift_of(ctx.config))
+    elif packs_early(ctx.config, None):
+        return softmax_step(state, s, c, element_type(ctx.config.weights))
     else:
-        return softmax_step(state, s, exponent_scale(ctx))
+        return maximum_step(state, s, c)
 
 
 @gluon.jit
@@ -175,7 +178,7 @@ def finish_keys(ctx, state, s, o, few):
         ctx.rings.v.consumer_release(state.v)
     if moved:
         o = rescale_columns(o, alpha)
-    if not plain_bytes(config, ctx.mods.score):
+    if not packs_early(config, ctx.mods.score):
         p = packed_weights(p, config)
     return Progress(o, p, softmax, state.k.step(), state.v.step())
 

@@ -1,13 +1,18 @@
-"""Sizes of P·V as one product of exactly the columns of the values, see ../exact_columns.py; without Triton."""
+"""Sizes of P·V as one product of exactly the columns of the values, see ../exact_columns.py, and what registers hold
+beside the output; without Triton."""
 
 from __future__ import annotations
 
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
+from warpattn.kernels.topology import Registers
+
 from ..operand_format import WithOperands
 
 BOX_COLUMNS = 64  # 16-bit columns of a box of values: 128 bytes, the widest that shared memory is swizzled over
+BESIDE = 28  # registers a thread, beside scores, weights of two key tiles, output, and one for each 16 keys; at 160
+# columns and with 128 keys, fewer spill
 STEP = 16  # columns of Q and K that one wgmma multiplies
 
 
@@ -39,6 +44,8 @@ class ExactValues(WithOperands):
         v_parts: tuple[int, ...]
         store_parts: tuple[int, ...]
         columns_v: int
+        block_n: int
+        registers: Registers
 
     @cached_property
     def o_parts(self) -> tuple[int, ...]:
@@ -55,6 +62,13 @@ class ExactValues(WithOperands):
         """Columns of each group of products of Q and K: the parts, or what is no padding in a single one."""
         alone = self.exact_values and len(self.qk_parts) == 1
         return widths_of(-(-self.dim_qk // STEP) * STEP) if alone else self.qk_parts
+
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether registers hold a key tile's scores beside its 16-bit weights, those of the tile before, and the
+        output. Then weights come first, and a maximum only if one of them is too large."""
+        numbers = self.block_n + self.columns_v // 2 + self.block_n // 16
+        return numbers + BESIDE <= self.registers.consumer
 
     @property
     def stores_whole(self) -> bool:

@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ...nvidia.finite import any_nonfinite
 from ...nvidia.opaque import hide_from_compiler
 from ...nvidia.pipelines import PipelineState, StagedPipeline
-from ...pieces.softmax import SoftmaxState, as_quads, from_quads, lane_max, lane_sum, rescale
+from ...pieces.softmax import SoftmaxState, as_quads, from_quads, lane_max, lane_sum, rescale, unpack
 from ..column_slices import place_in
 from ..columns import as_matrices
 from ..layouts import accumulator_layout, element_type, operand_layout
@@ -37,7 +37,7 @@ from .eight_bit.convert import convert_alone
 from .eight_bit.rings import FreeNarrowRing, arriving_queries
 from .eight_bit.scales import key_block_scales, of_tile, scaled_factor, scaled_scores, scaled_weights
 from .eight_bit.transpose_values import in_operand_order
-from .eight_bit.weights import pack_bytes, unpack_bytes
+from .eight_bit.weights import pack_bytes, packs_early, unpack_bytes
 from .epilogue import finish
 from .nonfinite import peek
 from .packed_rows import mask_heads, row_tokens
@@ -192,8 +192,11 @@ def attend_block(ctx, left, block, phase):
         softmax, p, moved, alpha = step_softmax(ctx, softmax, s)
         if moved:
             o = rescale(o, alpha)
-        p = scaled_weights(ctx, p, s, left.slot)
-        o = add_values(ctx, left, o, from_quads(p, s), visited, block, phase)
+        if packs_early(config, ctx.mods.score) and not config.products:
+            p = gl.convert_layout(unpack(p, element_type(config.weights)).to(gl.float32), s.type.layout, True)
+        else:
+            p = from_quads(scaled_weights(ctx, p, s, left.slot), s)
+        o = add_values(ctx, left, o, p, visited, block, phase)
         phase ^= 1
     factor, _ = finish(ctx, softmax, left.tile)
     return rescale(o, scaled_factor(ctx, factor, left.tile)), phase

@@ -15,6 +15,7 @@ there the maximum is computed at once.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ....pieces.scales import has_row_scale
 from ....pieces.softmax import SoftmaxState, as_quads, exponent, lane_max, lowered, quad_max, warp_any
 
 LIFT = gl.constexpr(6.0)  # weights are at most 2^6 where their reference is made, and at least 2^-15 of a row's largest
@@ -36,6 +37,12 @@ def lift_of(config):
 def plain_bytes(config, score):
     """Whether P has 8 bits and there is no score function, whose scores could be of any size."""
     return config.products and score is None
+
+
+@gluon.constexpr_function
+def packs_early(config, score):
+    """Whether the softmax step returns packed weights, while the scores are still in registers."""
+    return plain_bytes(config, score) or (score is None and config.keeps_scores and not has_row_scale(config, "v"))
 
 
 @gluon.jit

@@ -1,4 +1,6 @@
-"""The online softmax of pieces/softmax.py for scores of any size, such as a score function may return.
+"""Steps of the online softmax of pieces/softmax.py that know a tile's maximum before its weights: `maximum_step` where
+registers do not hold scores beside weights, and `exact_step` for scores of any size, such as a score function may
+return. Their reference moves when a weight would exceed 2^8.
 
 p = 2^(c * s - c * m), and the product c * m is rounded. That is harmless until the rounding error is as large as the
 exponents themselves. So while |c * m| of a row is large (`largest_of`), its warp takes the branch of a moved reference,
@@ -23,6 +25,32 @@ from ..pieces.softmax import (
 )
 
 LARGEST_LIFTED = gl.constexpr(8388608.0)  # as LARGEST, but rounded by at most a half: p stays within e4m3
+
+
+@gluon.jit
+def maximum_step(state, s, c):
+    """`softmax_step` that returns p before it is packed."""
+    quads = as_quads(s)
+    mc = exponent(state.m, c)
+    moved = warp_any(lane_bound(quads) * c, state.m * c + HEADROOM)
+    m = state.m
+    alpha = gl.full_like(m, 1.0)
+    if moved:
+        top = quad_max(lane_max(quads))
+        rises = top * c > mc + HEADROOM
+        m = gl.where(rises, gl.maximum(m, top), m)
+        mc = exponent(m, c)
+        alpha = gl.where(rises, gl.exp2(state.m * c - mc), 1.0)
+    p = gl.exp2(quads * c - mc[:, None, :, None])
+    return SoftmaxState(m, state.l * alpha + lane_sum(p)), p, moved, alpha
+
+
+@gluon.jit
+def lane_bound(quads):
+    """As `lane_max`, or 0 if no element is positive. Positive numbers have the order of their bits, and Hopper computes
+    the larger of three integers in one instruction."""
+    bits = lane_max(quads.to(gl.int32, bitcast=True))
+    return gl.maximum(bits.to(gl.float32, bitcast=True), 0.0)
 
 
 @gluon.jit
