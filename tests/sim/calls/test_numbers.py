@@ -1,4 +1,5 @@
-"""Special values in simulated kernels of every architecture, against an oracle that knows nothing of tiles."""
+"""Special values in simulated kernels of every architecture, against an oracle that knows nothing of tiles; and rows
+whose reference maxima move in Hopper's prefill, where weights made before a tile's maximum is known are made again."""
 
 import linecache
 import math
@@ -20,6 +21,7 @@ from warpattn.sim.link import link
 from warpattn.sim.simulate import ttgir_of
 
 LN_2 = math.log(2)
+KEYS, TILE = 512, 128  # no key tile is masked, so all are visited in order
 ARCHS = ("sm90", "sm100", "gfx942", "gfx950")
 # Of values that are hidden Blackwell has tests of its own, sim/sm100/test_hidden_values.py.
 DRAWN = [("sm90", "causal"), ("sm90", "one row"), ("gfx942", "one row, padded"), ("gfx950", "window")]
@@ -240,3 +242,53 @@ def test_nan_in_a_mask_that_is_added_is_no_hidden_key(backend: str) -> None:
     rows = torch.arange(70) == 5
     assert torch.equal(out.isnan().any(-1).any(-1)[0], rows) and torch.equal(lse.isnan().any(1)[0], rows)
     assert not out[0, 11].any()
+
+
+def growing(dim: int, exponents: float, dtype: torch.dtype, down: bool) -> tuple[torch.Tensor, ...]:
+    """q, k, v of one head: the largest weight of a tile of keys is 2^`exponents` times that of the tile before, or with
+    `down` of the tile behind."""
+    chance = torch.Generator().manual_seed(dim)
+
+    def draw(*sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, generator=chance)
+
+    line = draw(dim)
+    line /= line.norm()
+    sizes = (torch.arange(KEYS).flip(0) if down else torch.arange(KEYS)) / TILE * exponents * dim**0.5 / 1.4427 / 8
+    q, k = 8 * line + draw(90, dim) / 20, sizes[:, None] * line + draw(KEYS, dim) / 20
+    return tuple(x.to(dtype)[None, :, None] for x in (q, k, draw(KEYS, dim)))
+
+
+def weighed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output in fp64, with weights rounded to `dtype`, and the LSE."""
+    q, k, v = (x[0, :, 0].double() for x in (q, k, v))
+    s = q @ k.T * q.shape[1] ** -0.5
+    return torch.softmax(s, -1).to(dtype).double() @ v, torch.logsumexp(s, -1)
+
+
+@pytest.mark.parametrize("dtype", drawn([torch.float16, torch.bfloat16], [torch.float16]), ids=str)
+@pytest.mark.parametrize("dim", drawn([64, 128, 192, 256], [128]))
+@pytest.mark.parametrize("exponents", [12.0, 16.5, 140.0])
+@pytest.mark.parametrize("down", [False, True])
+def test_weights_that_grow(down: bool, exponents: float, dim: int, dtype: torch.dtype) -> None:
+    """Up to 2^15 a sum stays; above, references move; 2^140 is no fp32."""
+    q, k, v = growing(dim, exponents, dtype, down)
+    out, lse = wa.attention(q, k, v, return_lse=True, backend="simulate:sm90")
+    exact, logsum = weighed(q, k, v, torch.float64)
+    rounded, _ = weighed(q, k, v, dtype)
+    allowed = 4 * (rounded - exact).abs().max()
+    assert (out[0, :, 0].double() - exact).abs().max() <= allowed
+    assert (lse.flatten().double() - logsum).abs().max() <= 1e-6 * logsum.abs().max()
+
+
+@pytest.mark.parametrize("dim", drawn([64, 128, 256], [128]))
+@pytest.mark.parametrize("down", [False, True])
+def test_bits_of_a_row_depend_on_its_own_scores(down: bool, dim: int) -> None:
+    """Not on the other rows of a warp, whose references move."""
+    q, k, v = growing(dim, 20.0, torch.bfloat16, down)
+    q[:, 5] *= 0.02  # its largest score grows a little with each tile
+    still = torch.zeros_like(q)
+    still[:, 5] = q[:, 5]
+    moving, alone = (wa.attention(x, k, v, return_lse=True, backend="simulate:sm90") for x in (q, still))
+    assert torch.equal(moving[0][:, 5], alone[0][:, 5]) and torch.equal(moving[1][..., 5], alone[1][..., 5])
+    assert not torch.equal(moving[0][:, 4], alone[0][:, 4])
