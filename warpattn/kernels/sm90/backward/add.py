@@ -23,7 +23,7 @@ from ...pieces.scheduler import get_field
 from ..layouts import accumulator_layout
 from .epilogue import acquire
 
-NO_TURN = gl.constexpr(-1)
+NO_TURN = gl.constexpr(-1)  # the warpgroup has added to no dQ tile of the key tile yet
 
 
 @gluon.jit

@@ -5,8 +5,8 @@ The rates are fitted to the times in `RECORDS` (30 random shapes each, by `COMMA
 96 columns again when P·V became exact) and to experiments 117, 119, 121, 123, 171 and 189 in bench/notes.md. In the
 model, a call takes as long as the SM that ends last, plus `LAUNCH_US`, plus (`ALONE` - 1) times the longest tile.
 `python -m bench.rates` prints how far each row is from the times: 3 to 12 % (root mean square), 13 % for 128 x 128 at
-64 columns. They are older than experiment 266, which made most tiles faster, up to 1.12 times; a plan compares tiles, and
-at 128 columns all of them have gained.
+64 columns. They are older than experiment 266, which made most tiles faster, up to 1.12 times. A plan compares tiles,
+and at 128 columns all of them have gained.
 """
 
 from __future__ import annotations
