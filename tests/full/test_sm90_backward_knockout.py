@@ -65,6 +65,10 @@ ADDING = [  # attending warpgroups that add dQ
     ("ttng.fence_async_shared", "replace(tile.reshape(", "the fence behind a warpgroup's last box covers the others"),
     ("ttng.async_tma_store_wait", "tma.store_wait(1)", "both halves are free when the first two parts are stored"),
 ]  # fmt: skip
+EITHER = (
+    "ttng.wait_barrier", "acquire(ctx.rings.ordered.added, earlier)",
+    "the other warpgroup waits for the slot, too, and it is full only when both have arrived",
+)  # fmt: skip
 WINDOW = Causal() & SlidingWindow(200)  # no row sees the first keys
 SHORT = Causal() & Padding(torch.tensor([380]))  # the last keys are; three CTAs add to the last queries
 PLAIN = Case(400, 740, mask=WINDOW, long=True)
@@ -83,7 +87,7 @@ CASES = {
     ),
     # The end waits for its slot if two query tiles see the last keys.
     "attending warpgroups add": (replace(PLAIN, seq_k=960, dim=192, dim_v=128), ADDING, 21),
-    "attending warpgroups store first": (Case(600, 380, mask=Causal(), dim=192, dim_v=128), ADDING, 21),
+    "attending warpgroups store first": (Case(600, 380, mask=Causal(), dim=192, dim_v=128), [*ADDING, EITHER], 27),
     "fixed order": (replace(IN_TURNS, batch=3, mask=Causal() & Padding(torch.tensor([380] * 3))), SEVERAL, 4),
     "fixed order side by side": (replace(LONG, heads=2), [*SEVERAL, MANY], 5),
     "fixed order of two sums": (replace(LONG, heads=7), [*SEVERAL, MANY], 5),
