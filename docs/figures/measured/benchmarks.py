@@ -40,7 +40,8 @@ means that warpattn is faster.
 
 LATER = (
     "Full attention of long rows at head dim 256 is behind flash-attn-4 on both cards: its key tiles have 80 keys; "
-    "ours, powers of two, have 64."
+    "ours, powers of two, have 64. These tables are older than "
+    "[experiment 266](../bench/notes.md), which made prefill up to 1.12 times as fast (head dim 128, long rows)."
 )
 
 DECODE = """What the numbers do not show by themselves:
