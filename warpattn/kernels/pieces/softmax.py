@@ -20,7 +20,7 @@ from triton.experimental.gluon import language as gl
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
-HEADROOM = gl.constexpr(8.0)  # log2 of how far p may exceed 1 before a reference moves that is tested by maxima
+HEADROOM = gl.constexpr(8.0)  # log2 of the largest p, where a maximum tells whether the reference has to move
 MOST = gl.constexpr(32768.0)  # sum of a lane's weights up to which none exceeds fp16
 LARGEST = gl.constexpr(134217728.0)  # up to |c * m| = 2^27 its rounding error is at most 4, so p stays within fp16
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # the lowest finite number
