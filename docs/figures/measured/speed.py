@@ -1,6 +1,6 @@
 """Draws the README's chart and writes its table of speed (`make docs`), both from records in bench/results/h200.
 
-Eight rows, four of prefill and four of decode. For each peer a case where it is faster than warpattn is among them;
+Eight rows, four of prefill and four of decode. Those where a peer comes closest, or is ahead, are among them;
 docs/benchmarks.md has all cases.
 """
 

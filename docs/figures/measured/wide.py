@@ -6,16 +6,9 @@ from typing import Any
 
 from docs.figures.svg import BLUE, GREEN, GREY, ORANGE, RED, box, picture, words
 
-REASONS = """Why some are behind (what was tried: [bench/notes.md](../bench/notes.md), from experiment 117 on):
-
-- *192 full, 192/128 at 16 k, 33 k full*: up to 1 %; on the H100, whose rows of 40 to 224 columns are from before P·V
-  had exactly their columns (experiment 261), 3 %. The peers' key tiles have up to 176 keys; Triton's tensors have
-  powers of two, so ours have 64 and 128. At 192 full and 192/128 the last columns of Q stay in registers; one copy of
-  the loop for both warpgroups (experiment 215) is no faster in rows of 16 k keys, and at 192 their code differs.
-- *224 causal* on the H100: as above; on the first card, timed again since, it is ahead.
-- *64 × 256 at D 128*: tiles of one or two key tiles; the bytes alone take 61 µs (H200, experiments 164, 165).
-- *Soft-cap at head dim 256*: two special functions a score, and 64 keys a tile.
-- Head dims 320 and 512 have no peer here: each refused them.
+REASONS = """The H100's times are older: they are from before [experiment 266](../bench/notes.md), which made prefill
+up to 1.12 times as fast, and at 40 to 224 columns from before P·V had exactly their columns (experiment 261). Head dims
+320 and 512 have no peer here: each refused them.
 """
 POINTS = 0.03  # of a ratio, by which two cards may differ
 COLOURS = {"cudnn": BLUE, "fa3": GREEN, "fa4": ORANGE}
@@ -58,9 +51,11 @@ def section(record: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def _again(record: dict[str, Any]) -> str:
-    """The command that timed some cases again."""
-    later = record.get("renewed")
-    return f" (`{later['command']}`, {later['date'][:10]}, after a change)" if later else ""
+    """The command that timed some cases again, or those that the first one did not."""
+    for kind, why in (("renewed", "after a change"), ("others", "the other cases")):
+        if later := record.get(kind):
+            return f" (`{later['command']}`, {later['date'][:10]}, {why})"
+    return ""
 
 
 def _cells(results: dict[str, Any], peers: list[str]) -> list[str]:

@@ -267,18 +267,40 @@ def weighed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("dtype", drawn([torch.float16, torch.bfloat16], [torch.float16]), ids=str)
-@pytest.mark.parametrize("dim", drawn([64, 128, 192, 256], [128]))
+@pytest.mark.parametrize(
+    ("dim", "scored"), drawn(product([64, 128, 192, 256], [False, True]), [(128, False), (192, True)])
+)
 @pytest.mark.parametrize("exponents", [12.0, 16.5, 140.0])
 @pytest.mark.parametrize("down", [False, True])
-def test_weights_that_grow(down: bool, exponents: float, dim: int, dtype: torch.dtype) -> None:
-    """Up to 2^15 a sum stays; above, references move; 2^140 is no fp32."""
+def test_weights_that_grow(down: bool, exponents: float, dim: int, scored: bool, dtype: torch.dtype) -> None:
+    """Up to 2^15 a sum stays; above, references move; 2^140 is no fp32. `scored`: by a function that changes none."""
     q, k, v = growing(dim, exponents, dtype, down)
-    out, lse = wa.attention(q, k, v, return_lse=True, backend="simulate:sm90")
+    score = wa.ALiBi(torch.zeros(1)) if scored else None
+    out, lse = wa.attention(q, k, v, score=score, return_lse=True, backend="simulate:sm90")
     exact, logsum = weighed(q, k, v, torch.float64)
     rounded, _ = weighed(q, k, v, dtype)
     allowed = 4 * (rounded - exact).abs().max()
     assert (out[0, :, 0].double() - exact).abs().max() <= allowed
     assert (lse.flatten().double() - logsum).abs().max() <= 1e-6 * logsum.abs().max()
+
+
+@pytest.mark.parametrize("score", [2.0**22, 1.2e7, 9.4e7, -9.4e7, 1e9, 2.0**100])
+@pytest.mark.parametrize("dim", drawn([64, 128, 192, 256], [192]))
+def test_scores_of_a_function_may_have_any_size(dim: int, score: float) -> None:
+    """Rows of one score; where scores are subtracted before they are multiplied, the first key has 8 more, or as little
+    more as fp32 has. And, in another call, rows whose largest scores are in the first tile of keys or in the last."""
+    torch.manual_seed(dim)
+    q, k, v = (torch.randn(1, n, 1, dim).bfloat16() for n in (90, 400, 400))
+    still, moving = torch.full((90, 400), score), torch.full((90, 400), -abs(score))
+    if abs(score) > 2.0**27 * LN_2:
+        still[:, 1:] = min(score - 8.0, float(torch.tensor(score).nextafter(torch.tensor(-math.inf))))
+    moving[:45, :40] = moving[45:, 360:] = abs(score)
+    for bias in (still, moving):
+        added = wa.Bias(bias[None, None])
+        found, lse = wa.attention(q * 0.0, k, v, score=added, return_lse=True, backend="simulate:sm90")
+        exact = bias.double().softmax(-1) @ v[0, :, 0].double()
+        torch.testing.assert_close(found[0, :, 0].double(), exact, atol=8e-3, rtol=8e-3)
+        torch.testing.assert_close(lse.flatten(), bias.amax(-1).flatten(), atol=8.0, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dim", drawn([64, 128, 256], [128]))

@@ -1,6 +1,6 @@
 """Steps of the online softmax of pieces/softmax.py that know a tile's maximum before its weights: `maximum_step` where
 registers do not hold scores beside weights, and `exact_step` for scores of any size, such as a score function may
-return. Their reference moves when a weight would exceed 2^8.
+return. Their reference moves when a weight would exceed 2^8. `early_exact_step` is `exact_step` with weights first.
 
 p = 2^(c * s - c * m), and the product c * m is rounded. That is harmless until the rounding error is as large as the
 exponents themselves. So while |c * m| of a row is large (`largest_of`), its warp takes the branch of a moved reference,
@@ -14,14 +14,17 @@ from ..pieces.softmax import (
     HEADROOM,
     LARGEST,
     LOWEST,
+    MOST,
     SoftmaxState,
     as_quads,
     exponent,
     lane_max,
     lane_sum,
     lowered,
+    pack,
     quad_max,
     warp_any,
+    weights,
 )
 
 LARGEST_LIFTED = gl.constexpr(8388608.0)  # as LARGEST, but rounded by at most a half: p stays within e4m3
@@ -82,6 +85,26 @@ def exact_step(state, s, c, lift: gl.constexpr = 0.0):
         alpha = gl.where(rises, alpha, 1.0)
     p = gl.exp2(quads * c - mc[:, None, :, None])
     return SoftmaxState(m, state.l * alpha + lane_sum(p)), p, moved, alpha
+
+
+@gluon.jit
+def early_exact_step(state, s, c, dtype: gl.constexpr):
+    """`exact_step` that computes weights before a maximum, and returns them packed, as `softmax_step` does."""
+    quads = as_quads(s)
+    m = state.m
+    usual = gl.abs(exponent(m, c)) < LARGEST
+    alpha = gl.full_like(m, 1.0)
+    l, p = weights(quads, m, c, dtype)
+    moved = warp_any(gl.where(usual, l, float("inf")), gl.full_like(l, MOST))
+    if moved:
+        rises = (quad_max(l) > MOST) | ~usual
+        m = gl.where(rises, gl.maximum(m, quad_max(lane_max(quads))), m)
+        alpha = gl.exp2((gl.maximum(state.m, LOWEST) - gl.maximum(m, LOWEST)) * c)
+        quads, mc = differences(quads, m, c, 0.0)
+        p = gl.exp2(quads * c - mc[:, None, :, None])
+        l = lane_sum(p)
+        p = pack(p, dtype)
+    return SoftmaxState(m, state.l * alpha + l), p, moved, alpha
 
 
 @gluon.jit

@@ -18,10 +18,10 @@ from ...pieces.softmax import SoftmaxState, as_quads, from_quads, pack, softmax_
 from ..columns import as_matrices, rescale_columns, wait_columns, zero_columns
 from ..exact_columns import add_product, without_padding
 from ..layouts import TURNS, accumulator_layout, element_type, operand_layout, turn_asm
-from ..softmax_steps import exact_start, exact_step, maximum_step
+from ..softmax_steps import early_exact_step, exact_start, exact_step, maximum_step
 from .eight_bit.convert import fp16_queries
 from .eight_bit.scales import key_block_scales, of_tile, scaled_scores, scaled_weights
-from .eight_bit.weights import lift_of, pack_bytes, packs_early, plain_bytes, step_in_bytes, unpack_bytes
+from .eight_bit.weights import lift_of, pack_bytes, packs_early, plain_bytes, step_in_bytes, unpack_bytes, weights_first
 from .epilogue import store_output
 from .packed_rows import RowHeads, mask_heads, row_heads, row_tokens
 
@@ -64,13 +64,13 @@ def attend_role(ctx, wg):
         s = scaled_scores(ctx, s, key_block_scales(ctx, tile, span.key_tile(0)), k_state, q_state, wg)
         release_keys(ctx, k_state, True)
         scaled = of_tile(ctx, tile, q_state, wg)
-        rings.q.consumer_release(q_state, span.total == 1)
+        if config.q_stages == 1:
+            rings.q.consumer_release(q_state, span.total == 1)
         state = first_tile(scaled, s, tile, span, wg, k_state, v_state)
-        queries = QueryTile(q_state, q_tile)
         for i in range(1, span.total):
-            state = advance(scaled, state, tile, queries, span, i, wg)
-
-        # The last P·V of this tile and the first Q·K of the next one, which runs while the output is stored.
+            state = advance(scaled, state, tile, QueryTile(q_state, q_tile), span, i, wg)
+        if config.q_stages > 1:
+            rings.q.consumer_release(q_state)
         wait_full(rings.v, state.v, config)
         turn_wait(wg, config)
         o = start_output(state, value_tile(ctx, state.v), config)
@@ -122,12 +122,13 @@ def start_softmax(ctx, s):
 
 @gluon.jit
 def step_softmax(ctx, state, s):
-    """(state, P, moved, alpha) of the next scores, see `softmax_step`; P is packed if `packs_early`."""
+    """(state, P, moved, alpha) of the next scores, see `softmax_step`; P is packed if `weights_first`."""
     c = exponent_scale(ctx)
-    if ctx.mods.score is not None or ctx.config.products:
+    if weights_first(ctx.config, ctx.mods.score):
+        step: gl.constexpr = softmax_step if ctx.mods.score is None else early_exact_step
+        return step(state, s, c, element_type(ctx.config.weights))
+    elif ctx.mods.score is not None or ctx.config.products:
         return exact_step(state, s, c, lift_of(ctx.config))
-    elif packs_early(ctx.config, None):
-        return softmax_step(state, s, c, element_type(ctx.config.weights))
     else:
         return maximum_step(state, s, c)
 
@@ -135,7 +136,7 @@ def step_softmax(ctx, state, s):
 @gluon.jit
 def advance(ctx, state, tile, queries, span, i, wg):
     """Does key tile number `i` >= 1: starts Q·K(i) and P·V(i-1), and computes the softmax of i while P·V(i-1) runs.
-    Releases the queries after the last Q·K of the query tile."""
+    Releases the queries after the last Q·K of the query tile, if the next tile's need their slot."""
     config: gl.constexpr = ctx.config
     scales = key_block_scales(ctx, tile, span.key_tile(i))
     if config.overlaps:
@@ -158,7 +159,8 @@ def advance(ctx, state, tile, queries, span, i, wg):
         s = warpgroup_mma_wait(0, deps=(s,))
     s = scaled_scores(ctx, s, scales, state.k, queries.q_state, wg)
     release_keys(ctx, state.k, True)
-    ctx.rings.q.consumer_release(queries.q_state, i == span.total - 1)
+    if config.q_stages == 1:
+        ctx.rings.q.consumer_release(queries.q_state, i == span.total - 1)
     s = visible_scores(ctx, s, tile, span.key_tile(i), i < span.masked, wg)
     return finish_keys(ctx, state, s, o, (i == 1) & (span.masked > 0) & (ctx.mods.keep is not None))
 
@@ -230,9 +232,8 @@ def visible_scores(ctx, s, tile, key_tile, masked, wg):
     offset = tile.row + wg * config.wg_tokens + lengths.seq_k - lengths.seq_q
     if ctx.mods.score is not None:
         q = (offset + row_tokens(gl.SliceLayout(1, layout), config))[:, None]
-        heads = mask_heads(tile, gl.SliceLayout(1, layout), config)
         k = (key_tile * config.block_n + gl.arange(0, config.block_n, gl.SliceLayout(0, layout)))[None, :]
-        s = ctx.mods.apply_score(s, ctx.scale, heads, lengths, q, k)
+        s = ctx.mods.apply_score(s, ctx.scale, mask_heads(tile, gl.SliceLayout(1, layout), config), lengths, q, k)
     if masked:
         s = without_hidden(ctx, s, tile, lengths, offset, key_tile * config.block_n)
     return s
@@ -341,5 +342,4 @@ def turn_wait(wg, config: gl.constexpr):
 def turn_pass(wg, config: gl.constexpr):
     """Passes the turn to the next warpgroup."""
     if config.take_turns:
-        following = gl.where(wg == config.consumers - 1, 0, wg + 1)
-        gl.inline_asm(turn_asm("arrive"), "r", [TURNS + following])
+        gl.inline_asm(turn_asm("arrive"), "r", [TURNS + gl.where(wg == config.consumers - 1, 0, wg + 1)])

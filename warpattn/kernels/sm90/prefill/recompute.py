@@ -37,7 +37,7 @@ from .eight_bit.convert import convert_alone
 from .eight_bit.rings import FreeNarrowRing, arriving_queries
 from .eight_bit.scales import key_block_scales, of_tile, scaled_factor, scaled_scores, scaled_weights
 from .eight_bit.transpose_values import in_operand_order
-from .eight_bit.weights import pack_bytes, packs_early, unpack_bytes
+from .eight_bit.weights import pack_bytes, unpack_bytes, weights_first
 from .epilogue import finish
 from .nonfinite import peek
 from .packed_rows import mask_heads, row_tokens
@@ -192,7 +192,7 @@ def attend_block(ctx, left, block, phase):
         softmax, p, moved, alpha = step_softmax(ctx, softmax, s)
         if moved:
             o = rescale(o, alpha)
-        if packs_early(config, ctx.mods.score) and not config.products:
+        if weights_first(config, ctx.mods.score):
             p = gl.convert_layout(unpack(p, element_type(config.weights)).to(gl.float32), s.type.layout, True)
         else:
             p = from_quads(scaled_weights(ctx, p, s, left.slot), s)
