@@ -68,17 +68,19 @@ def exact_start(s, c, lift: gl.constexpr = 0.0):
 
 @gluon.jit
 def exact_step(state, s, c, lift: gl.constexpr = 0.0):
-    """`softmax_step` for scores of any size."""
+    """`softmax_step` for scores of any size. With a `lift` every larger score moves the reference: 8-bit weights are
+    most exact if a row's largest is a power of two."""
+    headroom: gl.constexpr = HEADROOM if lift == 0.0 else lift
     quads = as_quads(s)
     top = lane_max(quads)
     mc = exponent(state.m, c)
     usual = gl.abs(mc) < largest_of(lift)
-    moved = warp_any(gl.where(usual, top * c, top), gl.where(usual, mc + HEADROOM, -float("inf")))
+    moved = warp_any(gl.where(usual, top * c, top), gl.where(usual, mc + headroom, -float("inf")))
     m = state.m
     alpha = gl.full_like(m, 1.0)
     if moved:
         top = quad_max(top)
-        rises = gl.where(usual, top * c > mc + HEADROOM, top > m)
+        rises = gl.where(usual, top * c > mc + headroom, top > m)
         m = gl.where(rises, gl.maximum(m, exactly_lowered(top, c, lift)), m)
         alpha = gl.exp2((gl.maximum(state.m, LOWEST) - gl.maximum(m, LOWEST)) * c)
         quads, mc = differences(quads, m, c, lift)
