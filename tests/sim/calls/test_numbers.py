@@ -3,9 +3,12 @@ whose reference maxima move in Hopper's prefill, where weights made before a til
 
 import linecache
 import math
+import re
 from collections.abc import Iterable, Iterator
 from itertools import product
+from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("triton")
@@ -18,6 +21,7 @@ from tests.specials import CALLS, EIGHT_BIT, LATENTS, LOWEST, SPOILS, WIDE, diff
 from warpattn.runtime import simulate as runtime
 from warpattn.sim.ir.module import Block, Op, parse_module
 from warpattn.sim.link import link
+from warpattn.sim.ops import asm
 from warpattn.sim.simulate import ttgir_of
 
 LN_2 = math.log(2)
@@ -314,3 +318,41 @@ def test_bits_of_a_row_depend_on_its_own_scores(down: bool, dim: int) -> None:
     moving, alone = (wa.attention(x, k, v, return_lse=True, backend="simulate:sm90") for x in (q, still))
     assert torch.equal(moving[0][:, 5], alone[0][:, 5]) and torch.equal(moving[1][..., 5], alone[1][..., 5])
     assert not torch.equal(moving[0][:, 4], alone[0][:, 4])
+
+
+@pytest.fixture(name="voters")
+def counted_voters(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Warps whose votes count, while there are some; else all do, as always in the simulator, which takes a role as a
+    unit."""
+    voters: list[int] = []
+
+    def vote(task: Any, match: re.Match[str], x: np.ndarray, bound: np.ndarray) -> Any:
+        warps = (x > bound).reshape(4, -1).any(1)
+        return int(bool(warps[voters or ...].any()))
+        yield
+
+    handlers = [(pattern, vote if run is asm._vote_any_greater else run) for pattern, run in asm._WHOLE]
+    monkeypatch.setattr(asm, "_WHOLE", handlers)
+    return voters
+
+
+ALONE = [(64, False), (192, True)]
+
+
+@pytest.mark.parametrize(("dim", "scored"), drawn(product([64, 128, 192, 256], [False, True]), ALONE))
+def test_a_warp_that_branches_alone(voters: list[int], dim: int, scored: bool) -> None:
+    """Its rows have the same bits as if the other warps did what it does."""
+    q, k, v = growing(dim, 40.0, torch.bfloat16, True)
+    q *= torch.tensor([1.0, 0.2, 0.02, 0.6, 0.0, 0.4]).repeat_interleave(16)[:90, None, None]
+    score = wa.ALiBi(torch.zeros(1)) if scored else None
+
+    def same(warp: int) -> torch.Tensor:
+        voters[:] = [warp]
+        found = wa.attention(q, k, v, score=score, return_lse=True, backend="simulate:sm90")
+        return (found[0] == out).all(-1).flatten() & (found[1] == lse).flatten()
+
+    out, lse = wa.attention(q, k, v, score=score, return_lse=True, backend="simulate:sm90")
+    warps = torch.arange(90) % 64 // 16
+    alike = [same(warp) for warp in range(4)]
+    assert all(rows[warps == warp].all() for warp, rows in enumerate(alike))
+    assert not alike[2].all()  # its rows never move, others have to
