@@ -22,7 +22,7 @@ from warpattn.runtime import simulate as runtime
 from warpattn.sim.ir.module import Block, Op, parse_module
 from warpattn.sim.link import link
 from warpattn.sim.ops import asm
-from warpattn.sim.simulate import ttgir_of
+from warpattn.sim.simulate import linked, ttgir_of
 
 LN_2 = math.log(2)
 KEYS, TILE = 512, 128  # no key tile is masked, so all are visited in order
@@ -321,7 +321,7 @@ def test_bits_of_a_row_depend_on_its_own_scores(down: bool, dim: int) -> None:
 
 
 @pytest.fixture(name="voters")
-def counted_voters(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def counted_voters(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Warps whose votes count, while there are some; else all do, as always in the simulator, which takes a role as a
     unit."""
     voters: list[int] = []
@@ -333,7 +333,9 @@ def counted_voters(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     handlers = [(pattern, vote if run is asm._vote_any_greater else run) for pattern, run in asm._WHOLE]
     monkeypatch.setattr(asm, "_WHOLE", handlers)
-    return voters
+    linked.cache_clear()
+    yield voters
+    linked.cache_clear()
 
 
 ALONE = [(64, False), (192, True)]

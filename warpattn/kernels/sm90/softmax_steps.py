@@ -10,6 +10,7 @@ c * (s - m). Kernels without a score function omit this: the test took 1 to 3 % 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..pieces.scales import has_row_scale
 from ..pieces.softmax import (
     HEADROOM,
     LARGEST,
@@ -27,7 +28,16 @@ from ..pieces.softmax import (
     weights,
 )
 
+WIDEST_NARROW = 128  # widest head dim whose tiles have 128 keys
 LARGEST_LIFTED = gl.constexpr(8388608.0)  # as LARGEST, but rounded by at most a half: p stays within e4m3
+
+
+@gluon.constexpr_function
+def weights_first(config, score):
+    """Whether the softmax step computes 16-bit weights before a maximum, and returns them packed. With a score function
+    that pays where 64 keys make a tile: a soft-cap took 1/1.12 of the time at head dim 256, 1/0.89 at 64 (H200)."""
+    kept = config.keeps_scores and not config.products and not has_row_scale(config, "v")
+    return kept and (score is None or config.wide > WIDEST_NARROW)
 
 
 @gluon.jit

@@ -18,10 +18,10 @@ from ...pieces.softmax import SoftmaxState, as_quads, from_quads, pack, softmax_
 from ..columns import as_matrices, rescale_columns, wait_columns, zero_columns
 from ..exact_columns import add_product, without_padding
 from ..layouts import TURNS, accumulator_layout, element_type, operand_layout, turn_asm
-from ..softmax_steps import early_exact_step, exact_start, exact_step, maximum_step
+from ..softmax_steps import early_exact_step, exact_start, exact_step, maximum_step, weights_first
 from .eight_bit.convert import fp16_queries
 from .eight_bit.scales import key_block_scales, of_tile, scaled_scores, scaled_weights
-from .eight_bit.weights import lift_of, pack_bytes, packs_early, plain_bytes, step_in_bytes, unpack_bytes, weights_first
+from .eight_bit.weights import lift_of, pack_bytes, packs_early, plain_bytes, step_in_bytes, unpack_bytes
 from .epilogue import store_output
 from .packed_rows import RowHeads, mask_heads, row_heads, row_tokens
 

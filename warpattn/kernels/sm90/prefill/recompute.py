@@ -30,6 +30,7 @@ from ...pieces.softmax import SoftmaxState, as_quads, from_quads, lane_max, lane
 from ..column_slices import place_in
 from ..columns import as_matrices
 from ..layouts import accumulator_layout, element_type, operand_layout
+from ..softmax_steps import weights_first
 from .attend import multiplied_keys, multiplied_queries, start_scores, step_softmax, visible_scores
 from .config import RECOMPUTE_BARRIERS
 from .context import output_type
@@ -37,7 +38,7 @@ from .eight_bit.convert import convert_alone
 from .eight_bit.rings import FreeNarrowRing, arriving_queries
 from .eight_bit.scales import key_block_scales, of_tile, scaled_factor, scaled_scores, scaled_weights
 from .eight_bit.transpose_values import in_operand_order
-from .eight_bit.weights import pack_bytes, unpack_bytes, weights_first
+from .eight_bit.weights import pack_bytes, unpack_bytes
 from .epilogue import finish
 from .nonfinite import peek
 from .packed_rows import mask_heads, row_tokens

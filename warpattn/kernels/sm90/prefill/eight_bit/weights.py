@@ -15,12 +15,11 @@ there the maximum is computed at once.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ....pieces.scales import has_row_scale
 from ....pieces.softmax import SoftmaxState, as_quads, exponent, lane_max, lowered, quad_max, warp_any
+from ...softmax_steps import weights_first
 
 LIFT = gl.constexpr(6.0)  # weights are at most 2^6 where their reference is made, and at least 2^-15 of a row's largest
 LARGEST = gl.constexpr(448.0)  # largest finite e4m3
-WIDEST_NARROW = 128  # widest head dim whose tiles have 128 keys
 
 _PACK_E4M3 = gl.constexpr(
     "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;"
@@ -38,14 +37,6 @@ def lift_of(config):
 def plain_bytes(config, score):
     """Whether P has 8 bits and there is no score function, whose scores could be of any size."""
     return config.products and score is None
-
-
-@gluon.constexpr_function
-def weights_first(config, score):
-    """Whether the softmax step computes 16-bit weights before a maximum, and returns them packed. With a score function
-    that pays where 64 keys make a tile: a soft-cap took 1/1.12 of the time at head dim 256, 1/0.89 at 64 (H200)."""
-    kept = config.keeps_scores and not config.products and not has_row_scale(config, "v")
-    return kept and (score is None or config.wide > WIDEST_NARROW)
 
 
 @gluon.constexpr_function
