@@ -11,6 +11,7 @@ import re
 
 from . import ops as _ops  # noqa: F401  fills the table
 from .errors import SimulationError
+from .ir.branches import check_branches
 from .ir.module import Block, Module, Op, walk
 from .machine.clusters import clustered
 from .machine.exchange import exchange, update_once
@@ -51,6 +52,7 @@ def link(module: Module) -> Module:
         for op in (op for block in module.functions.values() for op in walk(block) if op.name == "tt.atomic_rmw"):
             update_once(op, module.text)
             op.acts = True
+    check_branches(module)
     return module
 
 

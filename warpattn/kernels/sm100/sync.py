@@ -67,10 +67,19 @@ def await_signal(bar, phase, pred=True):
 
 
 @gluon.jit
-def any_greater_of_role(x, bound):
+def any_greater_of_role(x, bound, barrier: gl.constexpr = 15):
     """Whether any x of the role's four warps exceeds its bound: all of them go the same way, as they must where the
-    compiler puts a barrier among them (it does between loads and stores of the same tensor memory)."""
-    return gl.inline_asm(_ROLE_VOTE, "=r,f,f", [x, bound], gl.int32) != 0
+    compiler puts a barrier among them (it does between loads and stores of the same tensor memory), or where one of
+    them waits for what it has started. `barrier`: of the block's hardware barriers, the one that only this role uses;
+    0 to 7 are the compiler's."""
+    return gl.inline_asm(_role_vote(barrier), "=r,f,f", [x, bound], gl.int32) != 0
+
+
+@gluon.constexpr_function
+def _role_vote(barrier):
+    """The vote of 128 threads."""
+    vote = f"barrier.cta.red.or.pred b, {barrier}, 128, a;"
+    return "{ .reg .pred a, b; setp.gt.f32 a, $1, $2; " + vote + " selp.b32 $0, 1, 0, b; }"
 
 
 @gluon.jit
@@ -83,8 +92,4 @@ def first_grid_index():
 _WARP_SIGNAL = gl.constexpr(
     "{ .reg .pred e, p; setp.ne.b32 p, $1, 0; tcgen05.fence::before_thread_sync; bar.warp.sync 0xffffffff;"
     " elect.sync _|e, 0xffffffff; and.pred e, e, p; @e mbarrier.arrive.release.cta.shared::cta.b64 _, [$0]; }"
-)
-# Hardware barrier 15 of the block (0 to 7 are the compiler's) with 128 threads.
-_ROLE_VOTE = gl.constexpr(
-    "{ .reg .pred a, b; setp.gt.f32 a, $1, $2; barrier.cta.red.or.pred b, 15, 128, a; selp.b32 $0, 1, 0, b; }"
 )

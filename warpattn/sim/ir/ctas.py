@@ -115,7 +115,12 @@ def _split(shape: tuple[int, ...], bases: list[tuple[int, ...]], elements: bool,
 def ctas_of(text: str, count: int) -> Ctas:
     """Read the cluster of a module's text."""
     pairs = re.search(r'"ttng.two-ctas" = true', text) is not None
-    return Ctas(count, pairs, dict(_ENCODING.findall(text)))
+    return Ctas(count, pairs, layouts_of(text))
+
+
+def layouts_of(text: str) -> dict[str, str]:
+    """Read the layouts that a module's text names."""
+    return dict(_ENCODING.findall(text))
 
 
 def group(cta: int, bits: int) -> list[int]:

@@ -106,3 +106,37 @@ def scaled_kernel(a, b, a_scale, b_scale, out, M: tl.constexpr, K: tl.constexpr)
 @triton.jit
 def sum_kernel(out, x, N: tl.constexpr):
     tl.atomic_add(out + tl.arange(0, N), tl.load(x + tl.arange(0, N)), sem="relaxed")
+
+
+ROWS: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [4, 1], [1, 0]))
+TURNED: gl.constexpr = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [1, 4], [1, 0]))
+VOTE: gl.constexpr = gl.constexpr(
+    "{ .reg .pred a, b; setp.gtu.f32 a, $1, $2; vote.sync.any.pred b, a, 0xffffffff; selp.b32 $0, 1, 0, b; }"
+)
+
+
+@gluon.jit
+def voting_kernel(x, out, N: gl.constexpr, KIND: gl.constexpr):
+    """Doubles rows of x [128, N] in warps with a sum above 4, and does something else there."""
+    at = gl.arange(0, 128, gl.SliceLayout(1, ROWS))[:, None] * N + gl.arange(0, N, gl.SliceLayout(0, ROWS))[None, :]
+    tile = gl.load(x + at)
+    total = gl.sum(tile, 1)
+    moved = gl.inline_asm(VOTE, "=r,f,f", [total, gl.full_like(total, 4.0)], gl.int32) != 0
+    for _ in range(1):
+        if KIND == "loop":
+            moved = moved | (gl.program_id(0) > 9)
+    if moved:
+        tile = tile * 2.0
+        if KIND == "columns":
+            tile += gl.max(tile, 1)[:, None]
+        elif KIND == "rows":
+            tile += gl.max(tile, 0)[None, :]
+        elif KIND == "barrier" or KIND == "loop":
+            gl.barrier()
+        elif KIND == "layout":
+            tile = gl.convert_layout(gl.convert_layout(tile, TURNED) + 1.0, ROWS)
+        elif KIND == "inside" and gl.program_id(0) > 9:
+            gl.barrier()
+    if KIND == "outside":
+        gl.barrier()
+    gl.store(out + at, tile)

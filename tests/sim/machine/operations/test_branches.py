@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.sim.machine.kernels import branch as kernels
-from warpattn.sim import compile_for, simulate
+from warpattn.sim import SimulationError, compile_for, simulate
 from warpattn.sim.host.launches import launches
 
 
@@ -85,3 +85,26 @@ def test_sums_in_any_order_are_a_race_where_the_order_is_to_be_fixed(dtype: str)
     found = simulate(compiled, (2,), args, fixed_order=True).findings
     assert [finding.kind for finding in found] == (["Race"] if dtype == "fp32" else [])
     assert dtype == "i32" or "adds to 1 element of out" in found[0].message
+
+
+def _voted(kind: str, num_warps: int = 4) -> torch.Tensor:
+    x, out = torch.ones(128, 4).float(), torch.zeros(128, 4)
+    x[40] = 2.0
+    with launches("sm90") as runs:
+        kernels.voting_kernel[(1,)](x, out, N=4, KIND=kind, num_warps=num_warps)
+    assert runs.clean, runs
+    return out
+
+
+@pytest.mark.parametrize("kind", ["rows", "barrier", "loop", "layout", "inside"])
+def test_a_branch_of_one_warp_needs_no_other_warp(kind: str) -> None:
+    """A vote of a warp decides, maybe by way of a loop; the branch has a maximum over rows of all warps, a barrier, or
+    a layout that gives rows to other warps, maybe in a branch inside it."""
+    with pytest.raises(SimulationError, match=r"branch\.py:\d+: one warp may be here without the others of its role"):
+        _voted(kind)
+
+
+@pytest.mark.parametrize("kind", ["none", "columns", "outside"])
+def test_a_branch_of_one_warp_may_do_what_a_warp_can(kind: str) -> None:
+    out = _voted(kind)
+    assert (out[40] == (8.0 if kind == "columns" else 4.0)).all()

@@ -10,10 +10,13 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 
 from ...pieces.modifiers import exponent_scale, natural_scale
 from ...pieces.scales import has_scale, output_scale
-from ...pieces.softmax import LN_2, finish_rows, warp_any
+from ...pieces.softmax import LN_2, finish_rows
 from ..exp2 import row_sum
 from ..layouts import box_layout, element_type, halved_rows, query_box, row_layout, stacked
+from ..sync import any_greater_of_role
 from .context import row_positions
+
+STORES_BARRIER = gl.constexpr(13)  # the first of two hardware barriers, one for each warpgroup's vote on its stores
 
 
 @gluon.jit
@@ -96,7 +99,8 @@ def finish_stores(ctx, total, wg: gl.constexpr):
     if ctx.recomputes:
         nonfinite = total - total
         ctx.memory.scales.index(wg).store(nonfinite)
-        if warp_any(nonfinite, gl.zeros_like(nonfinite), 1):
+        # One thread has started the stores and can wait for them, whichever warp has the rows.
+        if any_greater_of_role(gl.where(nonfinite == 0.0, 0.0, 1.0), gl.zeros_like(nonfinite), STORES_BARRIER + wg):
             tma.store_wait(0, read_only=False)  # before others write the same rows
     tma.store_wait(0)
 
