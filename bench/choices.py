@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,24 +40,34 @@ from warpattn.sequences import Dense
 CHOSEN = "chosen"
 DIMS = ((64, 64), (64, 64), (80, 80), (96, 96), (128, 128), (128, 128), (128, 128), (192, 128), (256, 256))
 HEADS = ((8, 8), (12, 12), (16, 16), (32, 8), (40, 8), (28, 4), (64, 8), (16, 2))
-FLOPS = 5e11  # of a drawn shape at most: about a millisecond
 LARGEST_ERROR = 0.05
 
 
-def shapes(count: int, seed: int) -> Iterator[Case]:
+class Drawn(NamedTuple):
+    """What random shapes are drawn from."""
+
+    dims: Sequence[tuple[int, int]] = DIMS
+    longest: int = 2**15  # keys
+    flops: float = 5e11  # of a shape with a batch above 1, at most: about a millisecond
+
+
+USUAL = Drawn()
+
+
+def shapes(count: int, seed: int, drawn: Drawn = USUAL) -> Iterator[Case]:
     """Cases with lengths that are no powers of two, more than decode takes."""
     draw = random.Random(seed)
     for number in range(count):
-        dim, dim_v = draw.choice(DIMS)
+        dim, dim_v = draw.choice(drawn.dims)
         heads, heads_kv = draw.choice(HEADS)
         kind = draw.choice(("causal", "causal", "causal", "full", "window"))
-        keys = int(2 ** draw.uniform(6.5, 15))
+        keys = int(2 ** draw.uniform(6.5, math.log2(drawn.longest)))
         queries = keys if draw.random() < 0.7 else int(2 ** draw.uniform(5, keys.bit_length() - 1))
         window = draw.choice((128, 1024)) if kind == "window" else None
         case = Case(
             f"{number}", 1, queries, keys, heads, heads_kv, dim, dim_v, causal=kind != "full", window=window
         )
-        batch = max(1, int(draw.random() * min(64, FLOPS / case.flops(), 65536 / keys)))
+        batch = max(1, int(draw.random() * min(64, drawn.flops / case.flops(), 65536 / keys)))
         name = f"{batch}x{queries}/{keys} {heads}/{heads_kv} D{dim}/{dim_v} {kind}{window or ''}"
         yield replace(case, name=name, batch=batch)
 
@@ -151,16 +162,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.choices", description=__doc__)
     parser.add_argument("--shapes", type=int, default=0, help="how many are drawn")
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="of the shapes; so many of each")
-    parser.add_argument("--dim", type=int, action="append", help="only drawn shapes of this head dim, repeatable")
+    parser.add_argument("--dim", type=int, action="append", help="a head dim to draw from, repeatable")
+    parser.add_argument("--longest", type=positive, default=USUAL.longest, help="most keys of a drawn shape")
+    parser.add_argument("--flops", type=float, default=USUAL.flops, help="most of a drawn batch of several sequences")
     parser.add_argument("--case", action="append", default=[], help="a case of bench.cases, repeatable")
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
-    drawn = [case for seed in args.seed for case in shapes(args.shapes, seed)]
-    cases = [*map(find, args.case), *(case for case in drawn if args.dim is None or case.dim in args.dim)]
+    drawn = Drawn(DIMS if args.dim is None else [(dim, dim) for dim in args.dim], args.longest, args.flops)
+    cases = [*map(find, args.case), *(case for seed in args.seed for case in shapes(args.shapes, seed, drawn))]
     if not cases:
-        parser.error("there is nothing to time: give --shapes or --case, or another --dim")
+        parser.error("there is nothing to time: give --shapes or --case")
     require_card(parser, "choices")
     found = record.start("bench.choices", argv, {"rounds": args.rounds, "seed": args.seed})
     compile_all(cases, args.workers)

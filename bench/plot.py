@@ -33,7 +33,8 @@ def plot(found: record.Record, out: Path | TextIO) -> None:
     if not panels:
         raise ValueError("the record has no timed case")
     size = (11, 3.4 * len(panels))
-    with pyplot.rc_context({"svg.hashsalt": "warpattn", "svg.fonttype": "none", "font.size": 9}):
+    plain = {"svg.hashsalt": "warpattn", "svg.fonttype": "none", "font.size": 9, "font.sans-serif": ["DejaVu Sans"]}
+    with pyplot.rc_context(plain):
         figure, axes = pyplot.subplots(len(panels), 1, figsize=size, squeeze=False, layout="constrained")
         for axis, (title, entries) in zip(axes[:, 0], panels.items(), strict=True):
             _bars(axis, title, entries)

@@ -36,7 +36,7 @@ from warpattn.kernels.sm90.prefill.choice import (
     usual_config,
 )
 from warpattn.kernels.sm90.prefill.config import SM90Config, TileShape
-from warpattn.kernels.sm90.prefill.rates import LAUNCH_US, RATES, RECORDS, Rate
+from warpattn.kernels.sm90.prefill.rates import RATES, RECORDS, Rate
 from warpattn.problem import Problem
 from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import BUILT_IN
@@ -44,8 +44,8 @@ from warpattn.runtime.tuned.table import configurations
 from warpattn.serving.tuning import fastest
 
 NAME = re.compile(r"(\d+)x(\d+) kv(\d+) q(\d+) heads(\d+) parts(\d+)(?: ctas(\d+))?")
+RING = re.compile(r" kv\d+")
 CONSUMER_ROWS = 64
-LAUNCHES = 3  # shorter times say more about launches, which overlap in newer records, than about tiles
 SLOWEST = 0.93  # of the speed of the best configuration
 # The fit. The logarithm of a rate is a sum of a number for all tiles, one for the tile, one for the columns and one for
 # the row, so that rows with few times are like those beside them. How far each may be from zero (standard deviations):
@@ -105,15 +105,14 @@ def configured(problem: Problem, name: str) -> SM90Config | None:
 
 
 def times(records: Iterable[dict[str, Any]]) -> Iterator[Time]:
-    """Every time of a tile that has a row, but of calls that are little more than a launch."""
+    """Every time of a tile that has a row."""
     for entry in (entry for record in records for entry in record["cases"]):
         case = Case(**entry["case"])
         problem = checked(case, empty(case)).problem
         counts = KeyTiles(problem)
         for name, measured in entry["microseconds"].items():
             config = configured(problem, entry["chosen"] if name == CHOSEN else name)
-            tells = measured > LAUNCHES * LAUNCH_US
-            if tells and config is not None and config.tile_shape in RATES[columns_of(config.wide)]:
+            if config is not None and config.tile_shape in RATES[columns_of(config.wide)]:
                 row = Row(columns_of(config.wide), config.tile_shape)
                 yield Time(row, problem, counts, config, case.name, measured)
 
@@ -201,17 +200,26 @@ def _weigh(table: Mapping[int, Mapping[TileShape, Rate]]) -> None:
     choose.cache_clear()
 
 
+def time_of(measured: Mapping[str, float], name: str) -> float | None:
+    """The measured time of a configuration, or of the same tile with rings of another depth; None without one."""
+    same = (time for other, time in measured.items() if RING.sub("", other) == RING.sub("", name))
+    return measured.get(name, next(same, None))
+
+
+def speed_of(entry: dict[str, Any]) -> float | None:
+    """The speed of the plan's choice for a shape on record over that of the best configuration; None of a choice
+    without a time."""
+    case, measured = Case(**entry["case"]), entry["microseconds"]
+    chosen = described(choose(checked(case, empty(case)).problem, ARCHS["sm90"]))
+    if chosen == entry["chosen"]:
+        return float(entry["speed"])  # of rounds
+    time = time_of(measured, chosen)
+    return measured[entry["best"]] / time if time is not None else None
+
+
 def speeds(record: dict[str, Any]) -> dict[str, float | None]:
-    """By shape, the speed of the plan's choice over that of the best configuration; None of a choice without a time."""
-    found: dict[str, float | None] = {}
-    for entry in record["cases"]:
-        case, measured = Case(**entry["case"]), entry["microseconds"]
-        chosen = described(choose(checked(case, empty(case)).problem, ARCHS["sm90"]))
-        if chosen == entry["chosen"]:
-            found[case.name] = entry["speed"]  # of rounds
-        else:
-            found[case.name] = measured[entry["best"]] / measured[chosen] if chosen in measured else None
-    return found
+    """By shape, `speed_of`."""
+    return {entry["case"]["name"]: speed_of(entry) for entry in record["cases"]}
 
 
 def tuned_speeds(record: dict[str, Any]) -> dict[str, float | None]:
@@ -222,11 +230,11 @@ def tuned_speeds(record: dict[str, Any]) -> dict[str, float | None]:
         case, measured = Case(**entry["case"]), dict(entry["microseconds"])
         measured[entry["chosen"]] = measured.pop(CHOSEN)
         names = configurations(checked(case, empty(case)).problem)
-        best = min(measured.values())
         known = {name: measured[name] for name in names.others if name in measured}
-        if names.built_in in measured:
-            known[BUILT_IN] = measured[names.built_in]
-        found[case.name] = best / known[fastest(known)] if BUILT_IN in known else None
+        found[case.name] = None
+        if (built_in := time_of(measured, names.built_in)) is not None:
+            known[BUILT_IN] = built_in
+            found[case.name] = min(measured.values()) / known[fastest(known)]
     return found
 
 

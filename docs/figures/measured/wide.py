@@ -51,11 +51,11 @@ def section(record: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def _again(record: dict[str, Any]) -> str:
-    """The command that timed some cases again, or those that the first one did not."""
-    for kind, why in (("renewed", "after a change"), ("others", "the other cases")):
-        if later := record.get(kind):
-            return f" (`{later['command']}`, {later['date'][:10]}, {why})"
-    return ""
+    """The commands that timed the cases which the first one did not, or some again."""
+    runs = (("others", "the other cases"), ("renewed", "after a change"))
+    return "".join(
+        f" (`{later['command']}`, {later['date'][:10]}, {why})" for kind, why in runs if (later := record.get(kind))
+    )
 
 
 def _cells(results: dict[str, Any], peers: list[str]) -> list[str]:

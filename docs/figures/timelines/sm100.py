@@ -28,8 +28,8 @@ def one_query_tile(problem: Problem) -> Choice:
 
 # Name -> (queries of one tile, the choice, first and last cycle of the picture)
 KINDS = {
-    "sm100": (256, choose_2q, (20000, 33000)),
-    "sm100-1q": (128, one_query_tile, (12000, 22000)),
+    "sm100": (256, choose_2q, (20000, 29000)),
+    "sm100-1q": (128, one_query_tile, (12000, 18000)),
 }
 
 

@@ -54,19 +54,11 @@ def test_the_record_has_the_best_beside_the_choice(monkeypatch, capsys, tmp_path
     assert len({entry["case"]["name"] for entry in entries}) == 4
 
 
-# Rows whose error is above that of the others, each with a bound just above it. Why: bench/notes.md 194.
-FAR_OFF = {
-    (64, 2, 128, 1): 0.133, (64, 3, 128, 1): 0.110, (128, 2, 128, 1): 0.121, (256, 2, 32, 1): 0.119,
-}  # fmt: skip
-
-
 def test_every_row_of_the_table_is_near_its_times() -> None:
     """What rates.py says of itself."""
     found = rates.by_row(choices.read_records([Path(record) for record in RECORDS]))
     assert set(found) == {rates.Row(size, tile) for size, tiles in RATES.items() for tile in tiles}
-    for row, errors in found.items():
-        bound = FAR_OFF.get((row.columns, *row.tile), 0.068 if row.columns == 80 else 0.10)
-        assert rates.root_mean_square(errors) <= bound
+    assert all(rates.root_mean_square(errors) < 0.10 for errors in found.values())
 
 
 def test_a_fit_finds_the_rates_that_times_were_made_with() -> None:
@@ -93,22 +85,21 @@ def test_plans_weighed_by_another_table_weigh_by_their_own_again() -> None:
 
 @pytest.mark.full
 def test_choices_for_records_that_were_left_out(capsys) -> None:
-    """What docs/kernels/sm90.md says of them; the least of seed 3 is what the card measured before it was fitted."""
+    """What docs/kernels/sm90.md says of them."""
     assert rates.main(["--left-out"]) == 0
     own, tuned, left_out, left_out_tuned = capsys.readouterr().out.splitlines()
-    assert "90 shapes with a time: least 0.934" in own and "below 0.93: none" in own
-    assert "89 shapes with a time: least 0.871" in left_out
+    assert "149 shapes with a time: least 0.922" in own and "149 shapes with a time: least 0.789" in left_out
     for line in (tuned, left_out_tuned):
-        assert float(re.search(r"(?:90|89) shapes with a time: least ([\d.]+)", line)[1]) >= WITHIN
+        assert float(re.search(r"149 shapes with a time: least ([\d.]+)", line)[1]) >= WITHIN
 
 
 def test_tuned_choices_are_the_best_on_record(capsys) -> None:
     """But for what `tune` takes for noise, in favour of the built-in choice."""
-    record = json.loads(Path(RECORDS[1]).read_text())
+    record = json.loads(Path(RECORDS[0]).read_text())
     speeds = rates.tuned_speeds(record)
     own = rates.speeds(record)
     assert all(speed >= max(WITHIN, own[shape] - 1e-3) for shape, speed in speeds.items() if speed is not None)
-    assert [shape for shape in speeds if speeds[shape] is None] == [shape for shape in own if own[shape] is None]
+    assert all(speed is not None for speed in [*speeds.values(), *own.values()])
     record["cases"] = record["cases"][:1]
     us = record["cases"][0]["microseconds"]
     slow = next(name for name in us if name != choices.CHOSEN)
@@ -118,4 +109,4 @@ def test_tuned_choices_are_the_best_on_record(capsys) -> None:
 
 def test_the_errors_are_printed(capsys) -> None:
     assert rates.main([RECORDS[1]]) == 0
-    assert "to 80 columns, 128x64: 4 times, error 0.0" in capsys.readouterr().out
+    assert "to 80 columns, 128x64: 23 times, error 0.0" in capsys.readouterr().out

@@ -7,7 +7,7 @@ lengths the host does not know, use the same rates (prefill_varlen/config.py).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from heapq import heapreplace
@@ -25,11 +25,10 @@ from ..copies.config import copies, of_copies, over_copies, with_scales
 from .config import CONSUMER_ROWS, SHORT_ROWS, SM90Config, TileShape, choose_config, with_tile
 from .eight_bit.config import eight_bit_config
 from .launch import arrange
-from .rates import ALONE, COMMAND, LAUNCH_US, RATES, RECORDS, Rate
+from .rates import COMMAND, FILL_US, LAUNCH_US, RATES, RECORDS, Rate
 
 PACKED = (1, 4, 8, 16, 2)  # query heads in a tile, in order of preference between equally good ones
-GAIN = 0.95  # another tile is taken only if its estimated time is at most this share of the usual one's
-PACKED_GAIN = 0.97  # the same for the usual tile with several heads, whose estimate needs no other rate
+GAIN = 0.978  # another tile or number of heads is taken only if its time is at most this share of the usual one's
 SPLIT_GAIN = 0.9  # the same for split keys
 MANY = 8  # with more tiles an SM their order matters little
 LEAST_KEYS = 1024  # of a split-KV part
@@ -68,6 +67,11 @@ class Tiling(NamedTuple):
         """The same tile with so many heads in it."""
         return self._replace(packed=packed, tokens=self.rows // packed)
 
+    @property
+    def start_microseconds(self) -> float:
+        """What a launch takes beside its tiles."""
+        return LAUNCH_US + (FILL_US if self.shape.ctas == 1 else 0.0)
+
 
 class Candidate(NamedTuple):
     """A tiling, its keys, and the estimated time of each row tile."""
@@ -75,22 +79,12 @@ class Candidate(NamedTuple):
     tiling: Tiling
     keys: int  # keys of all row tiles of a head, in whole key tiles
     most_keys: int  # keys of the longest row tile
-    masked: float  # share of the key tiles that is masked
     times: list[float]  # µs of each row tile of a head (or group of packed heads), the longest first
 
     @property
     def head_microseconds(self) -> float:
         """Time of all row tiles, for one head, in µs."""
         return round(sum(self.times) / self.tiling.packed, 6)  # rounded, so that the order of the sum does not matter
-
-    def waste(self, problem: Problem, target: Arch | None) -> float:
-        """Upper bound of the share of the time lost to rows past the last query, masked tiles and idle SMs."""
-        share = 1 - problem.seq_q / (len(self.times) * self.tiling.rows) + self.masked
-        if target is not None:
-            heads = problem.batch * problem.heads_q
-            whole = _makespan(self.times, heads, target)
-            share += 1 - self.head_microseconds * heads / target.processors / whole
-        return share
 
 
 class Best(NamedTuple):
@@ -143,32 +137,25 @@ def best_tile(problem: Problem, usual: SM90Config, why: str, target: Arch | None
     configuration if none is better by enough."""
     counts = KeyTiles(problem)
     first = Best(counts.candidate(tiling(usual)), usual, why)
-    tilings = promising(counts, first, tiles_of(first.candidate.tiling.wide), PACKED_GAIN, target)
-    return best_of(problem, target, first, counts.candidates(tilings), PACKED_GAIN)
+    tilings = tilings_beside(counts, first, tiles_of(first.candidate.tiling.wide))
+    return best_of(problem, target, first, counts.candidates(tilings))
 
 
-def promising(
-    counts: KeyTiles, first: Best, tiles: Collection[TileShape], few: float, target: Arch | None
-) -> list[Tiling]:
-    """Tilings that may beat `first` by enough: its own tile and other `tiles`, each with every number of packed heads.
-    `few`: `GAIN` for tilings that differ from `first` only in the number of heads."""
-    own, waste = first.candidate.tiling.with_heads(1), first.candidate.waste(counts.problem, target)
-    other_tile = counts.all_known and waste + faster(own, tiles) >= 1 - GAIN
-    if waste < 1 - few and not other_tile:
-        return []
-    alone = [own]
-    if other_tile and first.config.eight_bit is None:
-        alone += [own.with_tile(shape) for shape in tiles if shape != own.shape]
+def tilings_beside(counts: KeyTiles, first: Best, tiles: Collection[TileShape]) -> list[Tiling]:
+    """Tilings that may be better than `first`: its own tile and other `tiles`, each with every number of heads."""
+    own = first.candidate.tiling.with_heads(1)
+    others = tiles if counts.all_known and first.config.eight_bit is None else ()
+    alone = [own, *(own.with_tile(shape) for shape in others if shape != own.shape)]
     heads = packable(counts.problem)
     return [one.with_heads(n) for one in alone for n in heads]
 
 
 def best_of(
-    problem: Problem, target: Arch | None, first: Best, others: list[Candidate], few: float, slots: int = 2
+    problem: Problem, target: Arch | None, first: Best, others: list[Candidate], gain: float = GAIN, slots: int = 2
 ) -> Best:
     """The candidate of `others` that ends first, if its rings fit in shared memory (`slots`: see `with_tile`) and it
-    beats `first` by enough; else `first`."""
-    while (best := _soonest(problem, target, first.candidate, others, few)) is not None:
+    takes at most `gain` times as long as `first`; else `first`."""
+    while (best := _soonest(problem, target, first.candidate, others, gain)) is not None:
         shape, packed = best.tiling.shape, best.tiling.packed
         same = shape == first.candidate.tiling.shape
         config = first.config if same else with_tile(first.config, shape, slots)
@@ -179,10 +166,9 @@ def best_of(
 
 
 def _soonest(
-    problem: Problem, target: Arch | None, first: Candidate, others: list[Candidate], few: float
+    problem: Problem, target: Arch | None, first: Candidate, others: list[Candidate], gain: float
 ) -> Candidate | None:
-    """The candidate of `others` that ends first, if it takes at most `GAIN` times as long as `first`, or `few` times
-    where only the heads in a tile differ; else None."""
+    """The candidate of `others` that ends first, if it takes at most `gain` times as long as `first`; else None."""
 
     def work(candidate: Candidate) -> float:
         return candidate.head_microseconds if target is None else _microseconds(problem, candidate, target)
@@ -190,14 +176,12 @@ def _soonest(
     def least_work(candidate: Candidate) -> float:
         return candidate.head_microseconds if target is None else _shared_evenly(problem, candidate, target)
 
-    own = work(first)
-    best, most = None, few * own
+    best, most = None, gain * work(first)
     for least, other in sorted(((least_work(x), x) for x in others), key=lambda one: one[0]):
         if least > most:
             break
-        time, gain = work(other), few if other.tiling.shape == first.tiling.shape else GAIN
-        enough = min(most, gain * own)
-        if time < enough or (best is None and time == enough):
+        time = work(other)
+        if time < most or (best is None and time == most):
             best, most = other, time
     return best
 
@@ -261,12 +245,6 @@ def tiling(config: SM90Config) -> Tiling:
     return Tiling(shape, measured_row(wide, shape).rate, config.packed, rows, tokens, wide, columns)
 
 
-def faster(usual: Tiling, tiles: Iterable[TileShape]) -> float:
-    """The largest share by which one of `tiles` is faster per key."""
-    own = usual.rate.key
-    return 1 - min([own, *(measured_row(usual.wide, tile).rate.key for tile in tiles)]) / own
-
-
 class KeyTiles:
     """Counts the key tiles of a problem's row tiles, once for each pair of tile sizes."""
 
@@ -301,11 +279,11 @@ class KeyTiles:
         if tiles is None:
             row_tiles, every = max(1, -(-problem.seq_q // tiling.tokens)), max(1, -(-problem.seq_k // keys)) * keys
             times = [rows * (rate.row + every * rate.key) / 1000] * row_tiles
-            return Candidate(tiling, row_tiles * every, every, 0.0, times)
+            return Candidate(tiling, row_tiles * every, every, times)
         total, masked = tiles
         row, key, more = (rows * x / 1000 for x in (rate.row, keys * rate.key, keys * rate.masked))
         times = sorted((row + a * key + b * more for a, b in zip(total, masked)), reverse=True)
-        return Candidate(tiling, sum(total) * keys, max(total) * keys, sum(masked) / sum(total), times)
+        return Candidate(tiling, sum(total) * keys, max(total) * keys, times)
 
 
 def _same_for_heads(problem: Problem) -> bool:
@@ -322,19 +300,20 @@ def _keys_of_row(candidate: Candidate) -> float:
 def _microseconds(problem: Problem, candidate: Candidate, target: Arch) -> float:
     """Time of a call in µs, with the best number of parts."""
     whole = unsplit_microseconds(problem, candidate, target)
-    return min([whole, *(LAUNCH_US + time for time in _split_times(problem, candidate, target).values())])
+    parts = _split_times(problem, candidate, target).values()
+    return min([whole, *(candidate.tiling.start_microseconds + time for time in parts)])
 
 
 def unsplit_microseconds(problem: Problem, candidate: Candidate, target: Arch) -> float:
     """Time of a call in µs without split keys."""
     heads = problem.batch * problem.heads_q // candidate.tiling.packed
-    return LAUNCH_US + _makespan(candidate.times, heads, target) + (ALONE - 1) * candidate.times[0]
+    return candidate.tiling.start_microseconds + _makespan(candidate.times, heads, target)
 
 
 def _shared_evenly(problem: Problem, candidate: Candidate, target: Arch) -> float:
     """Lower bound of a call's time: its work spread evenly over the SMs."""
     heads = problem.batch * problem.heads_q
-    return LAUNCH_US + candidate.head_microseconds * heads / target.processors
+    return candidate.tiling.start_microseconds + candidate.head_microseconds * heads / target.processors
 
 
 def split(problem: Problem, best: Candidate, target: Arch) -> tuple[int, str]:

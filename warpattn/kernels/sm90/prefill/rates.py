@@ -1,12 +1,10 @@
 """Measured rates of the tiles that Hopper's prefill may have: how long an SM takes for each. choice.py estimates the
 time of configurations from them; a plan's reasons name the row of its tile.
 
-The rates are fitted to the times in `RECORDS` (30 random shapes each, by `COMMAND`, seeds 0, 2 and 3; those of 80 and
-96 columns again when P·V became exact) and to experiments 117, 119, 121, 123, 171 and 189 in bench/notes.md. In the
-model, a call takes as long as the SM that ends last, plus `LAUNCH_US`, plus (`ALONE` - 1) times the longest tile.
-`python -m bench.rates` prints how far each row is from the times: 3 to 12 % (root mean square), 13 % for 128 x 128 at
-64 columns. They are older than experiment 266, which made most tiles faster, up to 1.12 times. A plan compares tiles,
-and at 128 columns all of them have gained.
+`python -m bench.rates --fit` made the table from `RECORDS`: the times of all configurations that fit, for 149 shapes of
+`COMMAND`, most of them random. In the model, a call takes as long as the SM that ends last, plus `LAUNCH_US`, and
+`FILL_US` where an SM has a single CTA. `python -m bench.rates` prints how far each row is from the times, `--left-out`
+how fast the choices are for shapes that a table was not fitted to (bench/notes.md, 268).
 """
 
 from __future__ import annotations
@@ -15,13 +13,13 @@ from typing import NamedTuple
 
 from .config import TileShape
 
-RECORDS = (  # one H200 each
-    "bench/results/h200/2026-11-22-choices.json", "bench/results/h200/2026-11-23-choices.json",
-    "bench/results/h200/2026-11-23-choices-seed3.json", "bench/results/h200/2026-11-29-choices-exact.json",
+RECORDS = (  # one H200
+    "bench/results/h200/2026-11-30-choices.json", "bench/results/h200/2026-11-30-choices-more-dims.json",
+    "bench/results/h200/2026-11-30-choices-short.json",
 )  # fmt: skip
-COMMAND = "python -m bench.choices --shapes 30"
-LAUNCH_US = 3.0
-ALONE = 1.2  # a tile alone takes so many times its rate: in steady state neighbouring tiles fill its gaps
+COMMAND = "python -m bench.choices"
+LAUNCH_US = 2.5  # of every call
+FILL_US = 1.0  # until the first tile of a CTA has keys, which a second CTA of the SM hides
 
 
 class Rate(NamedTuple):
@@ -34,55 +32,75 @@ class Rate(NamedTuple):
 
 # key: widest head dim (the larger of queries' and values') that a row serves
 RATES: dict[int, dict[TileShape, Rate]] = {
+    32: {
+        TileShape(1, 64, 2): Rate(3.39, 0.104, 0.0681),
+        TileShape(2, 32): Rate(2.57, 0.0877, 0.0378),
+        TileShape(2, 64): Rate(2.45, 0.0654, 0.0383),
+        TileShape(2, 128): Rate(2.86, 0.0519, 0.0264),
+        TileShape(3, 32): Rate(3, 0.0657, 0.0313),
+        TileShape(3, 64): Rate(3.26, 0.0513, 0.0303),
+        TileShape(3, 128): Rate(3.16, 0.0456, 0.0191),
+        TileShape(4, 32): Rate(3.19, 0.0582, 0.0258),
+        TileShape(4, 64): Rate(2.58, 0.0464, 0.0277),
+    },
     64: {
-        TileShape(1, 64, 2): Rate(8.4, 0.112, 0.021),
-        TileShape(2, 32): Rate(5.2, 0.105, 0.023),
-        TileShape(2, 64): Rate(4.5, 0.081, 0.03),
-        TileShape(2, 128): Rate(7.1, 0.07, 0.034),
-        TileShape(3, 32): Rate(6.3, 0.081, 0.028),
-        TileShape(3, 64): Rate(7.2, 0.065, 0.03),
-        TileShape(3, 128): Rate(10.5, 0.0565, 0.02),
-        TileShape(4, 32): Rate(7.5, 0.07, 0.03),
-        TileShape(4, 64): Rate(8.3, 0.063, 0.022),
+        TileShape(1, 64, 2): Rate(5.24, 0.115, 0.0532),
+        TileShape(2, 32): Rate(4.66, 0.0924, 0.0363),
+        TileShape(2, 64): Rate(3.8, 0.073, 0.0374),
+        TileShape(2, 128): Rate(3.3, 0.0625, 0.0288),
+        TileShape(3, 32): Rate(4.9, 0.0723, 0.0309),
+        TileShape(3, 64): Rate(4.84, 0.0592, 0.0255),
+        TileShape(3, 128): Rate(4.26, 0.054, 0.022),
+        TileShape(4, 32): Rate(4.78, 0.0653, 0.0248),
+        TileShape(4, 64): Rate(3.71, 0.0604, 0.0235),
     },
     80: {
-        TileShape(1, 64, 2): Rate(5.96, 0.148, 0.0168),
-        TileShape(2, 32): Rate(4.77, 0.127, 0.0136),
-        TileShape(2, 64): Rate(5.08, 0.0903, 0.0178),
-        TileShape(2, 128): Rate(4.87, 0.0773, 0.0205),
-        TileShape(3, 32): Rate(6.49, 0.0975, 0.0129),
-        TileShape(3, 64): Rate(7.54, 0.0733, 0.0127),
-        TileShape(3, 128): Rate(5.94, 0.0693, 0.0155),
-        TileShape(4, 32): Rate(7.96, 0.086, 0.012),
+        TileShape(1, 64, 2): Rate(7.44, 0.143, 0.0505),
+        TileShape(2, 32): Rate(6.19, 0.113, 0.034),
+        TileShape(2, 64): Rate(6.13, 0.0874, 0.0323),
+        TileShape(2, 128): Rate(8.38, 0.0753, 0.0171),
+        TileShape(3, 32): Rate(7.41, 0.0917, 0.0255),
+        TileShape(3, 64): Rate(8.36, 0.0706, 0.0199),
+        TileShape(3, 128): Rate(7.45, 0.0696, 0.0143),
+        TileShape(4, 32): Rate(6.84, 0.081, 0.0245),
+        TileShape(4, 64): Rate(4.84, 0.0808, 0.0203),
     },
     96: {
-        TileShape(1, 64, 2): Rate(7.11, 0.154, 0.00789),
-        TileShape(2, 32): Rate(8.05, 0.119, 0.00693),
-        TileShape(2, 64): Rate(7.69, 0.0952, 0.00901),
-        TileShape(2, 128): Rate(8.87, 0.0831, 0.0117),
-        TileShape(3, 32): Rate(12, 0.0915, 0.0065),
-        TileShape(3, 64): Rate(11.9, 0.0769, 0.00639),
-        TileShape(3, 128): Rate(12.2, 0.0717, 0.0098),
-        TileShape(4, 32): Rate(14.3, 0.082, 0.00602),
+        TileShape(1, 64, 2): Rate(8.69, 0.148, 0.0277),
+        TileShape(2, 32): Rate(7.77, 0.105, 0.0176),
+        TileShape(2, 64): Rate(6.62, 0.0915, 0.0165),
+        TileShape(2, 128): Rate(8.38, 0.0765, 0.0107),
+        TileShape(3, 32): Rate(9.75, 0.0979, 0.0136),
+        TileShape(3, 64): Rate(10.5, 0.0745, 0.0129),
+        TileShape(3, 128): Rate(10.9, 0.075, 0.00955),
+        TileShape(4, 32): Rate(12.8, 0.0811, 0.0122),
+        TileShape(4, 64): Rate(10.5, 0.0871, 0.0109),
     },
     128: {
-        TileShape(1, 64, 2): Rate(9.0, 0.163, 0.026),
-        TileShape(2, 32): Rate(7.6, 0.143, 0.027),
-        TileShape(2, 64): Rate(9.6, 0.104, 0.027),
-        TileShape(2, 128): Rate(7.0, 0.0957, 0.060),
-        TileShape(3, 32): Rate(9.7, 0.114, 0.026),
-        TileShape(3, 64): Rate(11.4, 0.094, 0.027),
+        TileShape(1, 64, 2): Rate(7.81, 0.158, 0.0621),
+        TileShape(2, 32): Rate(7.18, 0.119, 0.0429),
+        TileShape(2, 64): Rate(6.39, 0.0977, 0.0396),
+        TileShape(2, 128): Rate(8.34, 0.0833, 0.0251),
+        TileShape(3, 32): Rate(6.82, 0.103, 0.0347),
+        TileShape(3, 64): Rate(8.18, 0.0848, 0.0302),
+    },
+    160: {
+        TileShape(2, 32): Rate(10.4, 0.138, 0.0384),
+        TileShape(2, 64): Rate(11.8, 0.119, 0.0432),
+        TileShape(2, 128): Rate(14.9, 0.116, 0.0294),
+        TileShape(3, 32): Rate(14.8, 0.112, 0.0366),
+        TileShape(3, 64): Rate(16.4, 0.109, 0.0323),
     },
     192: {
-        TileShape(2, 32): Rate(10.6, 0.164, 0.025),
-        TileShape(2, 64): Rate(13.5, 0.129, 0.01),
-        TileShape(2, 128): Rate(17.3, 0.112, 0.009),
-        TileShape(3, 32): Rate(17.6, 0.14, 0.016),
-        TileShape(3, 64): Rate(26.4, 0.114, 0.012),
+        TileShape(2, 32): Rate(12.3, 0.134, 0.05),
+        TileShape(2, 64): Rate(14.3, 0.104, 0.0388),
+        TileShape(2, 128): Rate(20.7, 0.0957, 0.0258),
+        TileShape(3, 32): Rate(19.3, 0.11, 0.0385),
+        TileShape(3, 64): Rate(28, 0.0977, 0.0528),
     },
     256: {
-        TileShape(2, 32): Rate(24.6, 0.256, 0.018),
-        TileShape(2, 64): Rate(29.5, 0.193, 0.021),
+        TileShape(2, 32): Rate(21.9, 0.206, 0.04),
+        TileShape(2, 64): Rate(22.4, 0.175, 0.0386),
     },
 }
 

@@ -23,17 +23,16 @@ from ..copies.config import (
     with_scales,
 )
 from ..prefill.choice import (
-    GAIN,
     Best,
     KeyTiles,
     best_of,
     better,
     packable,
-    promising,
     row_words,
     shared_out,
     split,
     tiling,
+    tilings_beside,
     usual_config,
 )
 from ..prefill.config import SM90Config, TileShape, value_words
@@ -42,8 +41,8 @@ from ..prefill.rates import LENGTHS_TILES
 PAGED_REGISTERS = 32  # registers a thread of a producer that holds page numbers, beside 2 x 240 or 3 x 160
 COPIED_KEYS = 64  # most keys of a tile that is copied row by row: half the code of 128
 LEAST_BOX = 8  # rows after which the swizzle repeats: the least rows of a TMA box
-MANY_KEYS = 2048  # from so many keys on, tiles of all heads took 0.69 to 0.994 x the time of one head's (12 shapes)
 SLOTS = 4  # slots of a ring that `with_tile` tries first, because keys may arrive page by page
+GAIN = 0.95  # another tile is taken only for so much: lengths change, and every kernel takes seconds to compile
 LONG = 8192  # a configuration must also be no slower than the usual one for so many queries and keys
 
 
@@ -170,7 +169,7 @@ def _best_tile(typical: Problem, usual: SM90Config, why: str, same_keys: bool) -
     every step and counting takes milliseconds."""
     own, counts, at_length = tiling(usual), KeyTiles(typical), _kept_tiles(replace(typical, seq_q=LONG, seq_k=LONG))
     first = _several_heads(Best(counts.candidate(own), usual, why), counts, at_length)
-    tilings = promising(counts, first, _measured_tiles(own.wide), GAIN, None)
+    tilings = tilings_beside(counts, first, _measured_tiles(own.wide))
     tilings = [x for x in tilings if x.shape.keys == own.shape.keys or not same_keys]
     least, *long_ones = at_length.candidates([own, *tilings])
     pairs = zip(counts.candidates(tilings), long_ones, strict=True)
@@ -184,11 +183,10 @@ def _measured_tiles(wide: int) -> tuple[TileShape, ...]:
 
 
 def _several_heads(one: Best, counts: KeyTiles, at_length: KeyTiles) -> Best:
-    """The usual tile with as many packed query heads as it may hold, for sequences with a mask and many keys (as were
-    measured), unless that is more work here or for long sequences. Packed rows see more similar spans, and one kernel
-    serves more lengths."""
-    recorded = counts.masked and counts.all_known and one.config.eight_bit is None
-    if not recorded or counts.problem.seq_k < MANY_KEYS:
+    """The usual tile with as many packed query heads as it may hold, for sequences with a mask (as were measured),
+    unless that is more work here or for long sequences. Packed rows see more similar spans, and one kernel serves more
+    lengths."""
+    if not (counts.masked and counts.all_known and one.config.eight_bit is None):
         return one
     own = one.candidate.tiling
     most = one.candidate.head_microseconds, at_length.candidate(own).head_microseconds
