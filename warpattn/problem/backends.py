@@ -10,7 +10,7 @@ from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import kind_of
-from warpattn.problem.arch import RUNS, TARGETS
+from warpattn.problem.arch import ARCHS, RUNS, TARGETS, Arch
 from warpattn.problem.element import BF16, FP16
 from warpattn.quantized import ROW_BLOCKS
 
@@ -146,6 +146,23 @@ def chip_of(device: torch.device) -> Chip:
     major, minor = torch.cuda.get_device_capability(device)
     words, target = f"CUDA capability {major}.{minor}", f"sm{major}{minor}"
     return Chip(RUNS.get(target, target), words, target) if target in TARGETS else Chip(None, words)
+
+
+def card_target(device: torch.device, arch: str) -> Arch | None:
+    """Return the numbers of a card that has fewer or more SMs than `ARCHS` says; None of any other device."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    usual, number = ARCHS[RUNS.get(arch, arch)], torch.cuda.get_device_properties(device).multi_processor_count
+    return replace(usual, processors=number) if number != usual.processors else None
+
+
+def target_here(arch: str) -> Arch:
+    """Return the numbers that plans for `arch` are made with here: those of the current card if it has that one."""
+    usual = ARCHS[RUNS.get(arch, arch)]
+    if not torch.cuda.is_available():
+        return usual
+    device = torch.device("cuda", torch.cuda.current_device())
+    return (card_target(device, arch) if chip_of(device).target == arch else None) or usual
 
 
 def choose_backend(rules: Rules, name: str, x: object, called: str = "q") -> str | None:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from warpattn.problem.arch import Arch
+
 
 @dataclass(frozen=True)
 class PlanOptions:
@@ -22,6 +24,7 @@ class PlanOptions:
     copies: bool = True  # allowed: memory for copies of keys and values, see sm90/copies
     workspace: Any = field(default=None, compare=False)  # allowed: memory of a `StepPlan` for such copies, a tensor
     decoded: int = 0  # expected: many sequences of a step have up to so many queries, see `StepPlan`
+    target: Arch | None = None  # the card, where `ARCHS` has another number of SMs: an H20 has 78, a part of one fewer
     candidate: str | None = None  # requested: the configuration of this name, see sm90/candidates.py, or BUILT_IN
 
 

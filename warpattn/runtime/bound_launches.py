@@ -125,8 +125,6 @@ class BoundLaunch:
             self._write(self._first[parameter.name], parameter, value, launch.l2_promotion)
         x, y, z = (*launch.grid, 1, 1)[:3]
         self.tile_counter = launch.tile_counter
-        if launch.tile_counter is not None:  # then fewer programs can do the same work
-            x = min(x, processors(device))  # the planner's chip may have more than this one
         size = ((x * kernel.ctas, y, z), kernel.threads, kernel.shared)
         self.call = driver.launch_call(kernel.function, *size, self._memory.table, pdl=launch.pdl)
 

@@ -10,6 +10,7 @@ import torch
 
 from warpattn.problem import CheckedCall, Problem
 from warpattn.problem.arch import RUNS
+from warpattn.problem.backends import card_target
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
 from warpattn.problem.operands import Operands, whole_runs
 from warpattn.runtime.tuned.table import TABLE, tuned_options
@@ -29,8 +30,11 @@ def list_launches(
     filled = filled_problem(checked.problem)
     checked = checked if filled == checked.problem else replace(checked, problem=filled)
     arch = checked.backend.removeprefix("simulate:")
-    if (TABLE.rows is None or TABLE.rows) and arch == checked.backend:  # not simulated
-        options = tuned_options(checked.problem, arch, operands.q.device, options)
+    if arch == checked.backend:  # not simulated
+        if TABLE.rows is None or TABLE.rows:
+            options = tuned_options(checked.problem, arch, operands.q.device, options)
+        if operands.q.is_cuda:
+            options = replace(options, target=card_target(operands.q.device, arch))
     with torch.device("cpu"):  # planning makes tensors on the host, whatever torch's default device is
         return for_chip(family_of(RUNS.get(arch, arch)).launches(checked, operands, sequence, options), arch)
 

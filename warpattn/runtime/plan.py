@@ -12,7 +12,8 @@ import torch
 
 from warpattn.errors import Rules
 from warpattn.problem import Problem
-from warpattn.problem.arch import ARCHS, RUNS, known
+from warpattn.problem.arch import RUNS, Arch, known
+from warpattn.problem.backends import target_here
 from warpattn.problem.eight_bit import check_eight_bit
 from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, PlanOptions
 from warpattn.problem.operands import RUN
@@ -59,7 +60,8 @@ def plan(problem: Problem, arch: str = "sm90") -> Plan:
     check_eight_bit(rules, arch, problem)
     rules.done()
     filled = filled_problem(problem)
-    choice = on_chip(_tuned(filled, arch) or family_of(runs).choose(filled, ARCHS[runs]), arch)
+    target = target_here(arch)
+    choice = on_chip(_tuned(filled, target, arch) or family_of(runs).choose(filled, target), arch)
     if filled != problem:
         why = f"{problem.dim_qk}/{problem.dim_v} are no multiples of {RUN}: q, k and v are copied, rows filled up with"
         choice = replace(choice, reasons=(*choice.reasons, f"head dims {why} zeros to {filled.dim_qk}/{filled.dim_v}"))
@@ -77,14 +79,15 @@ def _check_sizes(rules: Rules, problem: Problem) -> None:
     rules.require(groups, what, "the query heads must be a multiple of the key heads")
 
 
-def _tuned(problem: Problem, arch: str) -> Choice | None:
+def _tuned(problem: Problem, target: Arch, arch: str) -> Choice | None:
     """Return the choice with the configuration tuned for this machine's card, or with the reason why that is ignored;
     None if none was tuned."""
-    row = tuned_row(problem, arch, card_here(arch)) if arch in TUNED_ARCHS and TABLE.read() else None
+    tuned = arch in TUNED_ARCHS and TABLE.read()
+    row = tuned_row(problem, arch, card_here(arch), target) if tuned else None
     if row is None:
         return None
     options = DEFAULT_OPTIONS if row.stale else PlanOptions(candidate=row.candidate)
-    choice = family_of(arch).choose(problem, ARCHS[arch], options)
+    choice = family_of(arch).choose(problem, target, options)
     return replace(choice, reasons=(row.words, *choice.reasons))
 
 

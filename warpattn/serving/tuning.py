@@ -25,7 +25,8 @@ from warpattn.errors import AttentionError
 from warpattn.inputs import kind_of
 from warpattn.language.traced import whole
 from warpattn.problem import CheckedCall, Problem
-from warpattn.problem.backends import NEEDS, chip_of
+from warpattn.problem.arch import Arch
+from warpattn.problem.backends import NEEDS, chip_of, target_here
 from warpattn.problem.launch import BUILT_IN, Launch, PlanOptions
 from warpattn.problem.operands import fitted
 from warpattn.runtime import cache_folder, compiler, compilers, execute, kernel_cache
@@ -59,6 +60,7 @@ class Kernel(NamedTuple):
     shape: CallShape
     candidate: str
     position: int  # among the launches
+    target: Arch | None = None  # see `PlanOptions`
 
 
 def tune(
@@ -171,12 +173,14 @@ def compile_all(
 ) -> dict[tuple[CallShape, str], str]:
     """Compile the kernels of all candidates, each once; return why some could not be compiled."""
     needed: dict[Path, list[Kernel]] = {}
+    target = target_here(ARCH)
     for shape in shapes:
         for name in candidate_names(shape):
-            for position, launch in enumerate(_launches(shape.planned(), PlanOptions(candidate=name))):
+            options = PlanOptions(candidate=name, target=target)
+            for position, launch in enumerate(_launches(shape.planned(), options)):
                 file = kernel_cache.path_of(_key(launch))
                 if file is not None and kernel_cache.load(file) is None:
-                    needed.setdefault(file, []).append(Kernel(shape, name, position))
+                    needed.setdefault(file, []).append(Kernel(shape, name, position, target))
     needed = {file: kernels for file, kernels in needed.items() if _can_be_sent(kernels[0])}
     if not needed:
         return {}
@@ -194,7 +198,7 @@ def compile_all(
 
 def candidate_names(shape: CallShape) -> list[str]:
     """Return the names of a call's configurations, first BUILT_IN; none if the kernel has only one."""
-    others = table.configurations(_problem(shape)).others
+    others = table.configurations(_problem(shape), target_here(ARCH)).others
     return [BUILT_IN, *others] if others else []
 
 
@@ -221,7 +225,8 @@ def _begin(environment: dict[str, str]) -> None:
 
 def _compile(kernel: Kernel) -> None:
     """Compile a kernel, in a process of the pool."""
-    launch = _launches(kernel.shape.planned(), PlanOptions(candidate=kernel.candidate))[kernel.position]
+    options = PlanOptions(candidate=kernel.candidate, target=kernel.target)
+    launch = _launches(kernel.shape.planned(), options)[kernel.position]
     kernel_cache.find(_key(launch), partial(compiler.artifact_of, launch, ARCH))
 
 
@@ -252,7 +257,8 @@ def _tuned(shape: CallShape, card: str, run: _Run) -> Tuned:
     medians, refused = measured(shape, names, run)
     row = Row(
         key=table.key_of(problem, ARCH, card), call=str(shape), card=card, candidate=fastest(medians),
-        built_in=table.configurations(problem).built_in, microseconds=medians, refused=refused, rounds=run.rounds,
+        built_in=table.configurations(problem, target_here(ARCH)).built_in, microseconds=medians,
+        refused=refused, rounds=run.rounds,
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(), kernels=kernel_cache.version(),
         triton=kernel_cache.triton_version(),
     )  # fmt: skip

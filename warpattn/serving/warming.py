@@ -25,7 +25,7 @@ from warpattn.kernels.cache.launch import NewRows, append_launches, slot_launche
 from warpattn.language.traced import whole
 from warpattn.problem import Call, validate
 from warpattn.problem.arch import RUNS, TARGETS
-from warpattn.problem.backends import LIMITS, chip_of
+from warpattn.problem.backends import LIMITS, chip_of, target_here
 from warpattn.problem.launch import MOST_DECODED, Launch, PlanOptions
 from warpattn.problem.memory import COPIED_BYTES
 from warpattn.problem.operands import Operands, fitted
@@ -231,7 +231,9 @@ def launches_of(example: Example, page_size: int, arch: str) -> tuple[Launch, ..
     out = call.q.new_empty((*call.q.shape[:-1], checked.problem.dim_v))
     operands = fitted(Operands(call.q, call.k, call.v, out, None, call.sinks))
     workspace = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="meta") if example.kind == STEP else None
-    options = PlanOptions(copies=example.kind != STEP, workspace=workspace, decoded=example.decoded)
+    options = PlanOptions(
+        copies=example.kind != STEP, workspace=workspace, decoded=example.decoded, target=target_here(arch)
+    )  # fmt: skip
     return list_launches(replace(checked, backend=arch), operands, call.sequence, options)
 
 

@@ -57,13 +57,15 @@ def test_a_refused_problem_says_every_reason():
 
 
 def test_a_card_is_named_and_planned_for(monkeypatch):
-    properties = type("Properties", (), {"name": "NVIDIA H200", "total_memory": 140 * 2**30})
+    numbers = {"name": "NVIDIA H20", "total_memory": 96 * 2**30, "multi_processor_count": 78}
+    properties = type("Properties", (), numbers)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     text = invoke()
-    assert "NVIDIA H200, 140 GiB" in text
+    assert "NVIDIA H20, 96 GiB" in text and "78 SMs" in text
     assert "kernels of sm90" in text
     assert "takes the reference" not in text
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))

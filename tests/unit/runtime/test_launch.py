@@ -10,11 +10,14 @@ import pytest
 import torch
 
 import warpattn as wa
+from tests.launches import small_call
 from tests.sim.backward import Case, launches_of
 from tests.unit.runtime.card import B, D, H, S, make_card, misaligned, normal, written  # noqa: F401 (a fixture)
 from warpattn.problem import Call, operands, validate
+from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import Launch
 from warpattn.runtime import bound_launches, cuda, execute
+from warpattn.runtime.launches import list_launches
 from warpattn.runtime.tile_counters import SLAB, TileCounters
 from warpattn.sequences import Dense
 
@@ -45,17 +48,22 @@ GRADIENTS = {
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_a_card_gets_every_program_of_a_kernel_that_is_not_persistent(name, card, monkeypatch):
+def test_a_card_gets_every_program_of_a_plan(name, card, monkeypatch):
     grids = []
     monkeypatch.setattr(cuda, "launch_call", lambda function, grid, *size, pdl: grids.append(grid[0]))
     launches = launches_of(GRADIENTS[name])
     for launch in launches:
         bound_launches.BoundLaunch(launch, 0)
-    main = next(i for i, launch in enumerate(launches) if launch.name == "sm90.backward")
-    processors = bound_launches.processors(0)
-    assert (launches[main].grid[0] > processors) and (grids[main] == processors) is name.startswith("persistent")
-    pairs = zip(grids, launches, strict=True)
-    assert all(programs == launch.grid[0] for programs, launch in pairs if launch.tile_counter is None)
+    assert grids == [launch.grid[0] for launch in launches]
+
+
+def test_half_tiles_have_two_programs_on_an_sm(card, monkeypatch):
+    grids = []
+    monkeypatch.setattr(cuda, "launch_call", lambda function, grid, *size, pdl: grids.append(grid[0]))
+    checked, x, sequence = small_call("sm90", (128, 128), rows=(300, 300), heads=(64, 64))
+    (launch,) = list_launches(checked, x, sequence)
+    bound_launches.BoundLaunch(launch, 0)
+    assert launch.key[0].ctas == 2 and grids == [2 * ARCHS["sm90"].processors]
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")  # torch imports decompositions

@@ -44,13 +44,13 @@ def choose(problem: Problem, target: Arch) -> Choice:
 def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options: PlanOptions) -> tuple[Launch, ...]:
     """The launch of a prefill kernel, and that of the combination where keys are split; batch-invariant is always two
     query tiles and whole keys."""
-    problem = checked.problem
+    problem, target = checked.problem, options.target or ARCHS["sm100"]
     if is_latent(problem):
-        latent = choose_latent(problem, ARCHS["sm100"], options)
+        latent = choose_latent(problem, target, options)
         return latent_launches(checked, x, sequence, latent)
     if is_wide(problem):
-        return launches_of_choice(checked, x, sequence, choose_wide(problem, ARCHS["sm100"], options))
-    choice = choose_2q(problem) if options.batch_invariant else choose(problem, ARCHS["sm100"])
+        return launches_of_choice(checked, x, sequence, choose_wide(problem, target, options))
+    choice = choose_2q(problem) if options.batch_invariant else choose(problem, target)
     return launches_of_choice(checked, x, sequence, choice)
 
 

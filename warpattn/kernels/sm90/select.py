@@ -37,7 +37,7 @@ def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, options
     values of more than 256 columns, split keys and copied keys each add one. Decode has one or two. If there is no
     memory for the copies of keys, plans again without them."""
     try:
-        choice = choose(checked.problem, ARCHS["sm90"], options)
+        choice = choose(checked.problem, options.target or ARCHS["sm90"], options)
         return LAUNCHES[choice.kernel](checked, x, sequence, choice)
     except torch.OutOfMemoryError:
         if not options.copies:

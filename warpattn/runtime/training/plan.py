@@ -13,7 +13,8 @@ from torch import Tensor
 from warpattn.errors import Rules
 from warpattn.language.nodes import reads
 from warpattn.problem import Problem
-from warpattn.problem.arch import ARCHS, RUNS
+from warpattn.problem.arch import RUNS
+from warpattn.problem.backends import target_here
 from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.problem.gradients import check_backward
 from warpattn.problem.launch import Launch
@@ -37,7 +38,7 @@ def plan_backward(problem: Problem, arch: str = "sm90") -> Plan:
     check_backward(rules, arch, ("q", "k", "v"), problem, problem.kind)
     rules.done()
     runs = RUNS.get(arch, arch)
-    choice = on_chip(_backward(runs).choose(filled_problem(problem), ARCHS[runs]), arch)
+    choice = on_chip(_backward(runs).choose(filled_problem(problem), target_here(arch)), arch)
     if problem.score is not None and reads(problem.score).tensors:
         why = CAPTURED if _backward(runs).captured else CAPTURED_IN_ORDER
         choice = replace(choice, reasons=(*choice.reasons, why))

@@ -15,8 +15,8 @@ import torch
 
 from warpattn.errors import AttentionError
 from warpattn.problem import Problem
-from warpattn.problem.arch import ARCHS
-from warpattn.problem.backends import chip_of
+from warpattn.problem.arch import ARCHS, Arch
+from warpattn.problem.backends import card_target, chip_of
 from warpattn.problem.launch import BUILT_IN, DEFAULT_OPTIONS, PlanOptions
 from warpattn.runtime.kernel_cache import say_once
 from warpattn.runtime.tuned import rows
@@ -48,15 +48,15 @@ TABLE = Table()
 def tuned_options(problem: Problem, arch: str, device: torch.device, options: PlanOptions) -> PlanOptions:
     """Return the options of a plan on a device, with the tuned configuration if there is one."""
     fits = TABLE.read() and options == DEFAULT_OPTIONS
-    row = tuned_row(problem, arch, card_of(device)) if fits else None
+    row = tuned_row(problem, arch, card_of(device), card_target(device, arch)) if fits else None
     return options if row is None or row.stale else replace(options, candidate=row.candidate)
 
 
-def tuned_row(problem: Problem, arch: str, card: str) -> Row | None:
-    """Return the row of a problem on a card, which may be stale; None if there is none."""
+def tuned_row(problem: Problem, arch: str, card: str, target: Arch | None = None) -> Row | None:
+    """Return the row of a problem on a card (target: see `PlanOptions`), which may be stale; None if there is none."""
     known = TABLE.read() if card and arch in TUNED_ARCHS else {}
     row = known.get(key_of(problem, arch, card)) if known else None
-    if row is None or row.stale or row.candidate in (BUILT_IN, *configurations(problem).others):
+    if row is None or row.stale or row.candidate in (BUILT_IN, *configurations(problem, target).others):
         return row
     what = f"a tuned choice of {row.call} is not used: it names {row.candidate!r}"
     say_once(f"{what}, which is no configuration of this problem; tune again")
@@ -70,13 +70,15 @@ class Configurations(NamedTuple):
     others: tuple[str, ...]
 
 
-def configurations(problem: Problem) -> Configurations:
-    """Return the configurations of a problem on Hopper; its head dims must be padded (`filled_problem`)."""
+def configurations(problem: Problem, target: Arch | None = None) -> Configurations:
+    """Return the configurations of a problem on Hopper (`target`: see `PlanOptions`); its head dims must be padded
+    (`filled_problem`)."""
     from warpattn.kernels.sm90.candidates import candidates, described
     from warpattn.kernels.sm90.select import choose
 
-    found = candidates(problem, ARCHS["sm90"])
-    own = described(choose(problem, ARCHS["sm90"])) if found else ""
+    target = target or ARCHS["sm90"]
+    found = candidates(problem, target)
+    own = described(choose(problem, target)) if found else ""
     return Configurations(own, tuple(name for name in found if name != own))
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from warpattn.problem import Problem
 from warpattn.problem.arch import ARCHS, Arch, compile_options
+from warpattn.problem.backends import card_target
 from warpattn.problem.backward import CheckedBackward, Gradients
 from warpattn.problem.launch import Choice, Launch
 from warpattn.problem.operands import modifier_args, programs
@@ -79,7 +80,8 @@ def backward_launches(
     `x` is `fitted_gradients`, and has queries and keys (`without_tiles` is for the rest).
     """
     if choice is None:
-        choice = kernels.choose(checked.forward.problem, ARCHS[kernels.arch], checked.deterministic)
+        target = card_target(x.q.device, kernels.arch) or ARCHS[kernels.arch]
+        choice = kernels.choose(checked.forward.problem, target, checked.deterministic)
     call = _call(checked, x, sequence, choice, kernels)
     launches = (_prepare(call), _main(call), _finish(call))
     return (_key_tiles(call), *launches) if choice.config.ragged else launches

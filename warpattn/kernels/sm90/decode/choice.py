@@ -302,7 +302,7 @@ def grid_size(config: DecodeConfig, target: Arch) -> int:
 
 def alone_on_sms(target: Arch) -> int:
     """CTAs of a launch with one CTA an SM."""
-    return target.processors // 16 * 16
+    return target.processors // 16 * 16 or target.processors
 
 
 def range_bytes(config: DecodeConfig, problem: Problem, grid: int) -> int:
