@@ -70,6 +70,18 @@ def test_values_may_have_another_head_dim(case):
     check_case(case)
 
 
+HALF_TILES = [  # of 64 rows, between one and two for every SM
+    replace(BASE, batch=1, seq_q=rows, seq_k=rows, heads_q=64, heads_kv=heads, dim=dim)
+    for rows, heads in ((300, 64), (200, 8))
+    for dim in (64, 96, 128)
+]
+
+
+@pytest.mark.parametrize("case", named(HALF_TILES))
+def test_two_ctas_an_sm(case):
+    check_case(case)
+
+
 ABOVE_256 = [replace(BASE, dim=dim, mask=mask) for dim in (264, 320, 416, 512) for mask in ("full", "causal")]
 ABOVE_256 += [replace(BASE, dim=d, dim_v=v, sinks=True) for d, v in ((512, 64), (64, 512), (320, 264))]
 ABOVE_256 += [
