@@ -24,7 +24,8 @@ from warpattn.problem.operands import is_masked
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
 
 TRIED = read_records([Path(__file__).parents[3] / record for record in RECORDS])
-SLOWER = {"44x504/504 32/8 D64/64 full": 0.92}  # all choices that are below `SLOWEST`: the estimate is 20 % too low
+SLOWER = pytest.mark.xfail(strict=True, reason="0.922: the estimate of its tile is 20 % too low")
+SLOWER_SHAPE = "44x504/504 32/8 D64/64 full"
 MEASURED = [case for name, cases in groups().items() if name not in ("smoke", "wide") for case in cases]
 
 
@@ -75,10 +76,17 @@ def test_what_a_shape_gets_and_why(shape, mask: Mask, packed: int, parts: int, w
     assert choice.grid[0] <= 132 * config.ctas
 
 
-@pytest.mark.parametrize("tried", [case for x in TRIED for case in x["cases"]], ids=lambda tried: tried["case"]["name"])
+@pytest.mark.parametrize(
+    "tried",
+    [
+        pytest.param(case, id=case["case"]["name"], marks=SLOWER if case["case"]["name"] == SLOWER_SHAPE else ())
+        for record in TRIED
+        for case in record["cases"]
+    ],
+)
 def test_the_choice_is_nearly_as_fast_as_the_best_of_all_that_were_measured(tried) -> None:
     speed = speed_of(tried)
-    assert speed is not None and speed >= SLOWER.get(tried["case"]["name"], SLOWEST)
+    assert speed is not None and speed >= SLOWEST
 
 
 @pytest.mark.parametrize("lengths_on_device", [False, True])
@@ -103,7 +111,7 @@ def test_the_records_of_the_rates_are_those_of_the_command(record) -> None:
 
 def test_every_shape_has_one_entry() -> None:
     names = [entry["case"]["name"] for record in TRIED for entry in record["cases"]]
-    assert len(names) == len(set(names)) == 149 and SLOWER.keys() <= set(names)
+    assert len(names) == len(set(names)) == 149
 
 
 def ragged(mask: Mask, lengths: int, batch: int, dim: int, max_q: int | None) -> Problem:

@@ -70,7 +70,7 @@ class Tiling(NamedTuple):
     @property
     def start_microseconds(self) -> float:
         """What a launch takes beside its tiles."""
-        return LAUNCH_US + (FILL_US if self.shape.ctas == 1 else 0.0)
+        return LAUNCH_US + (FILL_US if self.shape.consumers > 1 else 0.0)
 
 
 class Candidate(NamedTuple):

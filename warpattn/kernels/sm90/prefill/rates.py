@@ -3,8 +3,9 @@ time of configurations from them; a plan's reasons name the row of its tile.
 
 `python -m bench.rates --fit` made the table from `RECORDS`: the times of all configurations that fit, for 149 shapes of
 `COMMAND`, most of them random. In the model, a call takes as long as the SM that ends last, plus `LAUNCH_US`, and
-`FILL_US` where an SM has a single CTA. `python -m bench.rates` prints how far each row is from the times, `--left-out`
-how fast the choices are for shapes that a table was not fitted to (bench/notes.md, 268).
+`FILL_US` with tiles of more than 64 rows. `python -m bench.rates` prints how far each row is from the times,
+`--left-out` how fast the choices are for shapes that a table was not fitted to. Tiles of 64 rows were timed with one
+CTA an SM (bench/notes.md, 268).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ RECORDS = (  # one H200
 )  # fmt: skip
 COMMAND = "python -m bench.choices"
 LAUNCH_US = 2.5  # of every call
-FILL_US = 1.0  # until the first tile of a CTA has keys, which a second CTA of the SM hides
+FILL_US = 1.0  # more of tiles of more than 64 rows, whose first queries and keys are larger
 
 
 class Rate(NamedTuple):
