@@ -6,7 +6,7 @@ A case is one attention problem; a group is the list of cases that a requirement
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 TOKENS = 16 * 1024  # tokens in all of one case: batch × sequence
@@ -71,6 +71,11 @@ class Case:
     def asdict(self) -> dict[str, Any]:
         """The fields, for JSON."""
         return asdict(self)
+
+    def brief(self) -> dict[str, Any]:
+        """The fields that are not what they usually are, for JSON."""
+        usual = {field.name: field.default for field in fields(self)}
+        return {name: value for name, value in asdict(self).items() if value != usual[name]}
 
 
 @dataclass(frozen=True)

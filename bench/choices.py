@@ -87,12 +87,12 @@ def empty(case: Case) -> inputs.QKV:
     return q, k, v
 
 
-def choices(case: Case) -> dict[str, Choice]:
-    """The plan's choice and all others, by what they are."""
+def choices(case: Case, tile: str = "") -> dict[str, Choice]:
+    """The plan's choice and all others whose names contain `tile`, by what they are."""
     problem, target = checked(case, empty(case)).problem, ARCHS["sm90"]
     chosen = choose(problem, target)
-    same = described(chosen)
-    return {CHOSEN: chosen} | {name: x for name, x in candidates(problem, target).items() if name != same}
+    others = {name: x for name, x in candidates(problem, target).items() if tile in name}
+    return {CHOSEN: chosen} | {name: x for name, x in others.items() if name != described(chosen)}
 
 
 def launches(case: Case, choice: Choice, qkv: inputs.QKV) -> tuple[tuple[Launch, ...], torch.Tensor]:
@@ -109,11 +109,11 @@ def compile_one(case: Case, name: str) -> None:
         kernel_cache.find((launch.name, launch.arch, launch.key), partial(compiler.artifact_of, launch))
 
 
-def compile_all(cases: Sequence[Case], workers: int) -> None:
+def compile_all(cases: Sequence[Case], tile: str, workers: int) -> None:
     """Every kernel once, however many shapes want it."""
     jobs = {}
     for case in cases:
-        for name, choice in choices(case).items():
+        for name, choice in choices(case, tile).items():
             jobs.setdefault((choice.config, checked(case, empty(case)).problem.mask), (case, name))
     print(f"{len(jobs)} kernels of {len(cases)} shapes", flush=True)
     for done in compiled([(compile_one, *job) for job in jobs.values()], workers):
@@ -121,11 +121,12 @@ def compile_all(cases: Sequence[Case], workers: int) -> None:
             print(first_line(error), flush=True)
 
 
-def measured(case: Case, rounds: int) -> dict[str, Any]:
-    """The times of all choices of a case; those that fail or differ from the plan's output are named."""
+def measured(case: Case, tile: str, rounds: int) -> dict[str, Any]:
+    """The times of `choices`; those that fail or differ from the plan's output are named."""
     samples: dict[str, timing.Sample] = {}
     wrong, want, qkv = {}, None, inputs.make(case, torch.device("cuda"), 0)
-    for name, choice in choices(case).items():
+    made_choices = choices(case, tile)
+    for name, choice in made_choices.items():
         try:
             made, out = launches(case, choice, qkv)
             bound = GraphLaunches(made, 0)
@@ -142,18 +143,49 @@ def measured(case: Case, rounds: int) -> dict[str, Any]:
     times = {name: timing.Summary.of(values).median * 1000 for name, values in taken.items()}
     best = min(times, key=times.__getitem__)
     return {
-        "case": case.asdict(), "chosen": described(choices(case)[CHOSEN]), "best": best,
+        "case": case.brief(), "chosen": described(made_choices[CHOSEN]), "best": best,
         "speed": timing.paired_ratio(taken[best], taken[CHOSEN]).median, "microseconds": times, "wrong": wrong,
     }  # fmt: skip
 
 
 def read_records(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Records of this command, without shapes that a later one has measured again, with newer kernels."""
-    found = [json.loads(path.read_text()) for path in paths]
-    for n, one in enumerate(found):
-        later = {entry["case"]["name"] for other in found[n + 1 :] for entry in other["cases"]}
-        one["cases"] = [entry for entry in one["cases"] if entry["case"]["name"] not in later]
+    """Records of this command, without shapes that a later one has measured again, with newer kernels. A later record
+    of `--tile` brings newer times of that tile for the shapes of the records before it."""
+    found: list[dict[str, Any]] = []
+    for one in (json.loads(path.read_text()) for path in paths):
+        tile, again = one["settings"].get("tile", ""), {entry["case"]["name"]: entry for entry in one["cases"]}
+        for other in found:
+            others = [entry for entry in other["cases"] if tile or entry["case"]["name"] not in again]
+            other["cases"] = [renewed(entry, again.get(entry["case"]["name"]), tile) for entry in others]
+        if not tile:
+            found.append(one)
     return found
+
+
+def renewed(entry: dict[str, Any], newer: dict[str, Any] | None, tile: str) -> dict[str, Any]:
+    """An entry with the times of a tile that a newer one has, as they would be on the card of the entry: that card's
+    time of the newer choice tells, unless that choice has the tile, too."""
+    if newer is None:
+        return entry
+    times, new = named_times(entry), named_times(newer)
+    chosen = newer["chosen"]
+    scale = times[chosen] / new[chosen] if chosen in times and tile not in chosen else 1.0
+    times |= {name: time * scale for name, time in new.items() if tile in name}
+    times = {CHOSEN: times.pop(entry["chosen"])} | times
+    best = min(times, key=times.__getitem__)
+    return entry | {"best": best, "speed": times[best] / times[CHOSEN], "microseconds": times}
+
+
+def named_times(entry: dict[str, Any]) -> dict[str, float]:
+    """The microseconds of an entry, by what the configurations are."""
+    times = dict(entry["microseconds"])
+    times[entry["chosen"]] = times.pop(CHOSEN)
+    return times
+
+
+def shapes_of(path: Path) -> list[Case]:
+    """The shapes of a record."""
+    return [Case(**entry["case"]) for entry in json.loads(path.read_text())["cases"]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -166,19 +198,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--longest", type=positive, default=USUAL.longest, help="most keys of a drawn shape")
     parser.add_argument("--flops", type=float, default=USUAL.flops, help="most of a drawn batch of several sequences")
     parser.add_argument("--case", action="append", default=[], help="a case of bench.cases, repeatable")
+    parser.add_argument("--again", type=Path, nargs="+", default=[], help="records whose shapes are timed again")
+    parser.add_argument("--tile", default="", help="time only the choice and configurations with this in their names")
     parser.add_argument("--rounds", type=positive, default=5)
     parser.add_argument("--workers", type=int, default=14, help="processes that compile")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     drawn = Drawn(DIMS if args.dim is None else [(dim, dim) for dim in args.dim], args.longest, args.flops)
-    cases = [*map(find, args.case), *(case for seed in args.seed for case in shapes(args.shapes, seed, drawn))]
+    cases = [*map(find, args.case), *(case for record in args.again for case in shapes_of(record))]
+    cases += [case for seed in args.seed for case in shapes(args.shapes, seed, drawn)]
+    cases = [case for case in cases if args.tile in " ".join(map(described, choices(case, args.tile).values()))]
     if not cases:
-        parser.error("there is nothing to time: give --shapes or --case")
+        parser.error("there is nothing to time: give --shapes, --case or --again")
     require_card(parser, "choices")
-    found = record.start("bench.choices", argv, {"rounds": args.rounds, "seed": args.seed})
-    compile_all(cases, args.workers)
+    found = record.start("bench.choices", argv, {"rounds": args.rounds, "seed": args.seed, "tile": args.tile})
+    compile_all(cases, args.tile, args.workers)
     for case in cases:
-        entry = measured(case, args.rounds)
+        entry = measured(case, args.tile, args.rounds)
         found["cases"].append(entry)
         us = entry["microseconds"]
         print(

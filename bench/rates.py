@@ -49,7 +49,7 @@ CONSUMER_ROWS = 64
 SLOWEST = 0.93  # of the speed of the best configuration
 # The fit. The logarithm of a rate is a sum of a number for all tiles, one for the tile, one for the columns and one for
 # the row, so that rows with few times are like those beside them. How far each may be from zero (standard deviations):
-FREE, OF_TILE, OF_COLUMNS, OF_ROW = 2.0, 0.5, 0.5, 0.15
+FREE, OF_TILE, OF_COLUMNS, OF_ROW = 2.0, 0.5, 0.5, 0.3
 OF_SHAPE = 0.05  # that all times of a shape have in common: clocks, what L2 keeps
 NOISE = 0.03  # of a time; those that are more than three times as far off count less
 START = Rate(8.0, 0.1, 0.03)
@@ -112,8 +112,10 @@ def times(records: Iterable[dict[str, Any]]) -> Iterator[Time]:
         counts = KeyTiles(problem)
         for name, measured in entry["microseconds"].items():
             config = configured(problem, entry["chosen"] if name == CHOSEN else name)
-            if config is not None and config.tile_shape in RATES[columns_of(config.wide)]:
-                row = Row(columns_of(config.wide), config.tile_shape)
+            if config is None:
+                continue
+            row = Row(columns_of(tiling(config).wide), config.tile_shape)
+            if row.tile in RATES[row.columns]:
                 yield Time(row, problem, counts, config, case.name, measured)
 
 

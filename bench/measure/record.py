@@ -84,12 +84,12 @@ def _json(value: Any) -> str:
 
 
 def rounded(value: Any) -> Any:
-    """The same with six significant digits of each number that is not whole: timers have fewer."""
+    """The same with five significant digits of each number that is not whole: timers have fewer."""
     if isinstance(value, dict):
         return {key: rounded(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return [rounded(entry) for entry in value]
-    return float(f"{value:.6g}") if isinstance(value, float) and not value.is_integer() else value
+    return float(f"{value:.5g}") if isinstance(value, float) and not value.is_integer() else value
 
 
 def read(path: Path) -> Record:

@@ -28,7 +28,7 @@ NAMES = {
     "wide h100": "../h100/2026-11-27-wide.json",
 }
 RENEWED = {
-    "wide": "2026-11-30-wide-tiles.json",
+    "wide": "2026-11-30-wide-half-tiles.json",
     "wide h100": "../h100/2026-11-27-wide-40.json",
 }  # cases that were timed again
 OTHERS = {"wide": "2026-11-30-wide-others.json"}  # cases that another run timed

@@ -1,5 +1,6 @@
 """Which configuration a prefill on Hopper gets: packed heads, split keys, half tiles, and the usual one."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from bench.rates import SLOWEST, speed_of
 from tests.unit.kernels.sm90_builds import chosen
 from warpattn.kernels.pieces.span_tiles import TileSize, span_tiles
 from warpattn.kernels.sm90.candidates import candidates
-from warpattn.kernels.sm90.prefill.choice import choose, measured_row
+from warpattn.kernels.sm90.prefill.choice import choose, measured_row, tiling
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT, choose_config
 from warpattn.kernels.sm90.prefill.rates import COMMAND, RECORDS
 from warpattn.kernels.sm90.prefill_varlen.config import choose as choose_varlen
@@ -24,13 +25,20 @@ from warpattn.problem.operands import is_masked
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
 
 TRIED = read_records([Path(__file__).parents[3] / record for record in RECORDS])
-SLOWER = pytest.mark.xfail(strict=True, reason="0.922: the estimate of its tile is 20 % too low")
-SLOWER_SHAPE = "44x504/504 32/8 D64/64 full"
+SLOWER = {
+    "44x504/504 32/8 D64/64 full": "0.917: the estimate of its tile is 20 % too low",
+    "25x54/1063 12/12 D72/72 window1024": "0.871: memory is the bound, so that tiles are estimated alike",
+}
 MEASURED = [case for name, cases in groups().items() if name not in ("smoke", "wide") for case in cases]
 
 
 def problem_of(seq_q: int, seq_k: int, mask: Mask) -> Problem:
-    q, k = (torch.empty(1, dtype=torch.bfloat16).expand(1, size, 2, 64) for size in (seq_q, seq_k))
+    return problem_at(1, seq_q, seq_k, 2, 2, 64, mask)
+
+
+def problem_at(batch: int, seq_q: int, seq_k: int, heads: int, heads_kv: int, dim: int, mask: Mask) -> Problem:
+    one = torch.empty(1, dtype=torch.bfloat16)
+    q, k = one.expand(batch, seq_q, heads, dim), one.expand(batch, seq_k, heads_kv, dim)
     return validate(Call(q, k, k, Dense(), mask, backend="simulate:sm90")).problem
 
 
@@ -48,9 +56,9 @@ def test_shapes_on_record_keep_their_configuration(case) -> None:
     [
         ((4, 8192, 8192, 64, 8, 64), Causal() & SlidingWindow(128), 8, 1, "8 query heads"),
         ((32, 32, 4096, 32, 8, 128), Causal(), 4, 1, "4 query heads"),
-        ((2, 8192, 8192, 16, 16, 64), Causal() & SlidingWindow(128), 1, 1, "rows fill better"),
-        ((2, 22436, 22436, 28, 4, 128), Causal() & SlidingWindow(128), 1, 1, "head dim <= 128"),
-        ((4, 4096, 4096, 16, 16, 80), Full(), 1, 1, "one product at a time"),
+        ((2, 8192, 8192, 16, 16, 64), Causal() & SlidingWindow(128), 1, 1, "two CTAs an SM"),
+        ((2, 22436, 22436, 28, 4, 128), Causal() & SlidingWindow(128), 1, 1, "two CTAs an SM"),
+        ((4, 4096, 4096, 16, 16, 80), Full(), 1, 1, "head dim <= 128"),
         ((4, 4096, 4096, 16, 16, 96), Causal(), 1, 1, "head dim <= 128"),
         ((1, 256, 32768, 32, 8, 128), Causal(), 1, 2, "64 tiles on 132 SMs"),
         ((1, 64, 32768, 32, 8, 128), Causal(), 4, 8, "16 tiles on 132 SMs"),
@@ -77,11 +85,31 @@ def test_what_a_shape_gets_and_why(shape, mask: Mask, packed: int, parts: int, w
 
 
 @pytest.mark.parametrize(
+    ("shape", "mask", "ctas"),
+    [
+        ((1, 1024, 1024, 16, 16, 128), Causal(), 1),  # 256 tiles, the longest 16 times as long as the shortest
+        ((2, 376, 376, 28, 4, 128), Causal() & SlidingWindow(128), 2),  # 336
+        ((2, 553, 553, 28, 4, 64), Causal(), 2),  # 504
+        ((2, 261, 261, 28, 4, 128), Full(), 2),  # 280, equally long
+        ((16, 128, 128, 7, 7, 64), Full(), 2),  # 224, equally long
+        ((1, 128, 128, 12, 12, 64), Full(), 1),  # 24
+    ],
+)
+def test_an_sm_has_two_ctas_at_once_unless_that_makes_long_tiles_longer(shape, mask: Mask, ctas: int) -> None:
+    batch, rows, _, heads, *_ = shape
+    choice = next(c for c in candidates(problem_at(*shape, mask), ARCHS["sm90"]).values() if c.config.ctas == 2)
+    assert choice.config.packed == 1 and choice.grid == (min(batch * heads * -(-rows // 64), 132 * ctas),)
+    words = next(reason for reason in choice.reasons if "persistent" in reason)
+    assert ("one of 2 persistent CTAs" in words) == (ctas == 2)
+
+
+@pytest.mark.parametrize(
     "tried",
     [
-        pytest.param(case, id=case["case"]["name"], marks=SLOWER if case["case"]["name"] == SLOWER_SHAPE else ())
+        pytest.param(case, id=name, marks=pytest.mark.xfail(strict=True, reason=SLOWER[name]) if name in SLOWER else ())
         for record in TRIED
         for case in record["cases"]
+        for name in (case["case"]["name"],)
     ],
 )
 def test_the_choice_is_nearly_as_fast_as_the_best_of_all_that_were_measured(tried) -> None:
@@ -97,21 +125,21 @@ def test_a_plan_names_the_measured_row_of_its_tile(shape, lengths_on_device: boo
     if lengths_on_device:
         choice = choose_varlen(ragged(Causal(), length, batch, dim, None), ARCHS["sm90"])
     config = choice.config.tiles if lengths_on_device else choice.config
-    _, tile, rate = measured_row(config.wide, config.tile_shape)
+    _, tile, rate = measured_row(tiling(config).wide, config.tile_shape)
     (row,) = (reason for reason in choice.reasons if COMMAND in reason)
     assert f"the row {64 * tile.consumers} x {tile.keys}" in row and all(record in row for record in RECORDS)
     assert f"{rate.row:g} ns a row, {rate.key:g} a key of it, {rate.masked:g} more" in row
     assert ("nearest" in row) == (dim == 320)
 
 
-@pytest.mark.parametrize("record", TRIED, ids=RECORDS)
-def test_the_records_of_the_rates_are_those_of_the_command(record) -> None:
-    assert record["command"].startswith(COMMAND)
+@pytest.mark.parametrize("record", RECORDS)
+def test_the_records_of_the_rates_are_those_of_the_command(record: str) -> None:
+    assert json.loads((Path(__file__).parents[3] / record).read_text())["command"].startswith(COMMAND)
 
 
 def test_every_shape_has_one_entry() -> None:
     names = [entry["case"]["name"] for record in TRIED for entry in record["cases"]]
-    assert len(names) == len(set(names)) == 149
+    assert len(names) == len(set(names)) == 159
 
 
 def ragged(mask: Mask, lengths: int, batch: int, dim: int, max_q: int | None) -> Problem:
@@ -158,8 +186,8 @@ def test_tiles_of_all_heads_were_hardly_slower_under_a_mask() -> None:
         for name in alone:
             every = name.replace("heads1 ", f"heads{case.heads_q // case.heads_kv} ")
             shares |= {(case.name, name): times[every] / times[name]} if every in times else {}
-    assert len(shares) == 43 and max(shares.values()) < 1.036
-    assert sum(share < 0.76 for share in shares.values()) == 13 and sum(share > 1.002 for share in shares.values()) == 7
+    assert len(shares) == 45 and max(shares.values()) < 1.036
+    assert sum(share < 0.76 for share in shares.values()) == 13 and sum(share > 1.002 for share in shares.values()) == 9
 
 
 

@@ -56,7 +56,7 @@ def test_gradients_are_refused_before_anything_is_compiled(argv, message, capsys
     [
         ("step", [], "steps are timed on a card: torch sees no CUDA GPU"),
         ("choices", ["--shapes", "1"], "choices are timed on a card: torch sees no CUDA GPU"),
-        ("choices", [], "there is nothing to time: give --shapes or --case"),
+        ("choices", [], "there is nothing to time: give --shapes, --case or --again"),
         ("engine.__main__", [], "engines are timed on a card: torch sees no CUDA GPU"),
     ],
 )

@@ -24,8 +24,8 @@ from warpattn.problem.operands import is_masked
 from ..copies.config import copies, of_copies, over_copies, with_scales
 from .config import CONSUMER_ROWS, SHORT_ROWS, SM90Config, TileShape, choose_config, with_tile
 from .eight_bit.config import eight_bit_config
-from .launch import arrange
-from .rates import COMMAND, FILL_US, LAUNCH_US, RATES, RECORDS, Rate
+from .launch import arrange, ctas_at_once
+from .rates import BYTES_US, COMMAND, FILL_US, LAUNCH_US, RATES, RECORDS, TOGETHER, Rate
 
 PACKED = (1, 4, 8, 16, 2)  # query heads in a tile, in order of preference between equally good ones
 GAIN = 0.978  # another tile or number of heads is taken only if its time is at most this share of the usual one's
@@ -55,7 +55,7 @@ class Tiling(NamedTuple):
     packed: int  # query heads in a tile
     rows: int  # rows of a tile
     tokens: int  # rows of a tile / packed
-    wide: int  # the wider head dim, as kernels pad it
+    wide: int  # the wider head dim, as it is in memory
     columns: int  # of the output, as kernels pad it
 
     def with_tile(self, shape: TileShape) -> Tiling:
@@ -80,6 +80,7 @@ class Candidate(NamedTuple):
     keys: int  # keys of all row tiles of a head, in whole key tiles
     most_keys: int  # keys of the longest row tile
     times: list[float]  # µs of each row tile of a head (or group of packed heads), the longest first
+    masked: bool  # whether a mask hides some keys
 
     @property
     def head_microseconds(self) -> float:
@@ -173,17 +174,8 @@ def _soonest(
     def work(candidate: Candidate) -> float:
         return candidate.head_microseconds if target is None else _microseconds(problem, candidate, target)
 
-    def least_work(candidate: Candidate) -> float:
-        return candidate.head_microseconds if target is None else _shared_evenly(problem, candidate, target)
-
-    best, most = None, gain * work(first)
-    for least, other in sorted(((least_work(x), x) for x in others), key=lambda one: one[0]):
-        if least > most:
-            break
-        time = work(other)
-        if time < most or (best is None and time == most):
-            best, most = other, time
-    return best
+    least, best = min(((work(other), other) for other in others), key=lambda one: one[0], default=(0.0, None))
+    return best if least <= gain * work(first) else None
 
 
 def packable(problem: Problem) -> tuple[int, ...]:
@@ -241,7 +233,8 @@ def row_words(tiling: Tiling) -> str:
 
 def tiling(config: SM90Config) -> Tiling:
     """The `Tiling` of a configuration."""
-    shape, rows, tokens, wide, columns = config.tile_shape, config.block_m, config.tokens, config.wide, config.columns_v
+    shape, rows, tokens, columns = config.tile_shape, config.block_m, config.tokens, config.columns_v
+    wide = max(config.operands.dim_qk, min(config.operands.dim_v, columns))
     return Tiling(shape, measured_row(wide, shape).rate, config.packed, rows, tokens, wide, columns)
 
 
@@ -279,11 +272,11 @@ class KeyTiles:
         if tiles is None:
             row_tiles, every = max(1, -(-problem.seq_q // tiling.tokens)), max(1, -(-problem.seq_k // keys)) * keys
             times = [rows * (rate.row + every * rate.key) / 1000] * row_tiles
-            return Candidate(tiling, row_tiles * every, every, times)
+            return Candidate(tiling, row_tiles * every, every, times, self.masked)
         total, masked = tiles
         row, key, more = (rows * x / 1000 for x in (rate.row, keys * rate.key, keys * rate.masked))
         times = sorted((row + a * key + b * more for a, b in zip(total, masked)), reverse=True)
-        return Candidate(tiling, sum(total) * keys, max(total) * keys, times)
+        return Candidate(tiling, sum(total) * keys, max(total) * keys, times, self.masked)
 
 
 def _same_for_heads(problem: Problem) -> bool:
@@ -305,15 +298,16 @@ def _microseconds(problem: Problem, candidate: Candidate, target: Arch) -> float
 
 
 def unsplit_microseconds(problem: Problem, candidate: Candidate, target: Arch) -> float:
-    """Time of a call in µs without split keys."""
-    heads = problem.batch * problem.heads_q // candidate.tiling.packed
-    return candidate.tiling.start_microseconds + _makespan(candidate.times, heads, target)
-
-
-def _shared_evenly(problem: Problem, candidate: Candidate, target: Arch) -> float:
-    """Lower bound of a call's time: its work spread evenly over the SMs."""
-    heads = problem.batch * problem.heads_q
-    return candidate.tiling.start_microseconds + candidate.head_microseconds * heads / target.processors
+    """Time of a call in µs without split keys: of the SMs, and of memory, which brings queries and keys and takes the
+    output. The longer of them counts most: each waits for the other now and then."""
+    heads, most = problem.batch * problem.heads_q // candidate.tiling.packed, candidate.tiling.shape.ctas
+    tiles = heads * len(candidate.times)
+    ctas = ctas_at_once(most, tiles, candidate.masked, target) if tiles > target.processors else 1
+    keys = min(problem.seq_k, candidate.keys)
+    rows = problem.seq_q * problem.heads_q + keys * problem.heads_kv
+    memory = problem.batch * rows * (problem.dim_qk + problem.dim_v) * ELEMENT_OF[problem.dtype].bytes / BYTES_US
+    both = (_makespan(candidate.times, heads, target, ctas) ** 3 + memory**3) ** (1 / 3)
+    return candidate.tiling.start_microseconds + both
 
 
 def split(problem: Problem, best: Candidate, target: Arch) -> tuple[int, str]:
@@ -346,17 +340,17 @@ def _split_times(problem: Problem, best: Candidate, target: Arch) -> dict[int, f
     return times
 
 
-def _makespan(tiles: list[float], copies: int, target: Arch) -> float:
-    """When the last SM ends if SMs take all `tiles` (µs), the longest first, each `copies` times."""
-    count, processors = len(tiles) * copies, target.processors
-    if count <= processors:
-        return tiles[0]
-    if count > MANY * processors:
-        return sum(tiles) * copies / processors + sum(tiles) / len(tiles) / 2
+def _makespan(tiles: list[float], copies: int, target: Arch, ctas: int = 1) -> float:
+    """When the last SM ends if `ctas` CTAs on each take all `tiles` (µs, alone), the longest first, `copies` times."""
+    count, slots, slower = len(tiles) * copies, target.processors * ctas, ctas / TOGETHER if ctas > 1 else 1.0
+    if count <= slots:
+        return slower * tiles[0]
+    if count > MANY * slots:
+        return slower * (sum(tiles) * copies / slots + sum(tiles) / len(tiles) / 2)
     if tiles[0] == tiles[-1]:
-        return -(-count // processors) * tiles[0]
-    ends = [0.0] * processors
+        return slower * -(-count // slots) * tiles[0]
+    ends = [0.0] * slots
     for tile in tiles:
         for _ in range(copies):
             heapreplace(ends, ends[0] + tile)
-    return max(ends)
+    return slower * max(ends)

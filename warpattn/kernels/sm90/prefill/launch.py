@@ -44,7 +44,8 @@ def arrange(problem: Problem, target: Arch, config: SM90Config, why: tuple[str, 
     section, section_why = _section(problem, target, m_tiles, config.packed)
     order = TileOrder(m_tiles, heads, section)
     tiles = heads // config.packed * m_tiles * parts
-    grid = min(target.processors * config.ctas, tiles)
+    ctas = ctas_at_once(config.ctas, tiles, is_masked(problem), target)
+    grid = min(target.processors * ctas, tiles)
     packed = f" of {config.packed} heads" if config.packed > 1 else ""
 
     def lines() -> tuple[str, ...]:
@@ -55,11 +56,18 @@ def arrange(problem: Problem, target: Arch, config: SM90Config, why: tuple[str, 
             *value_lines(problem, config),
         )
 
-    ctas = "one persistent CTA" if config.ctas == 1 else f"one of {config.ctas} persistent CTAs"
-    cta_why = f"{ctas} on each of {target.processors} SMs takes tiles as it gets free"
+    which = "one persistent CTA" if ctas == 1 else f"one of {ctas} persistent CTAs"
+    cta_why = f"{which} on each of {target.processors} SMs takes tiles as it gets free"
     early = EARLY_AND_WAITS if config.split else f"{EARLY_AND_WAITS}; then those of the next kernel may"
     reasons = (*why, *values_why, section_why, cta_why, early, COPY_RULE)
     return Choice("prefill", config, (grid,), lines, reasons, partitions=parts, order=order)
+
+
+def ctas_at_once(most: int, tiles: int, masked: bool, target: Arch) -> int:
+    """CTAs that an SM runs at once, of the `most` that fit. Tiles of a mask differ in length; where CTAs would take one
+    or none, the longest would share SMs, while a CTA alone takes a short tile after a long one (1 x 1024 causal, 16
+    heads: 14.0 instead of 18.4 µs on an H200)."""
+    return most if tiles > target.processors * (most if masked else 1) else 1
 
 
 def _section(problem: Problem, target: Arch, m_tiles: int, packed: int) -> tuple[int, str]:
