@@ -156,26 +156,20 @@ def best_of(
 ) -> Best:
     """The candidate of `others` that ends first, if its rings fit in shared memory (`slots`: see `with_tile`) and it
     takes at most `gain` times as long as `first`; else `first`."""
-    while (best := _soonest(problem, target, first.candidate, others, gain)) is not None:
-        shape, packed = best.tiling.shape, best.tiling.packed
-        same = shape == first.candidate.tiling.shape
-        config = first.config if same else with_tile(first.config, shape, slots)
+
+    def time(candidate: Candidate) -> tuple[float, float]:
+        work = candidate.head_microseconds  # decides between equal times
+        return (work if target is None else _microseconds(problem, candidate, target)), work
+
+    most, usual = gain * time(first.candidate)[0], first.candidate.tiling.shape
+    for (microseconds, _), best in sorted(((time(other), other) for other in others), key=lambda one: one[0]):
+        if microseconds > most:
+            break
+        shape = best.tiling.shape
+        config = first.config if shape == usual else with_tile(first.config, shape, slots)
         if config is not None:
-            return better(best, replace(config, packed=packed), first)
-        others = [x for x in others if x.tiling.shape != shape]
+            return better(best, replace(config, packed=best.tiling.packed), first)
     return first
-
-
-def _soonest(
-    problem: Problem, target: Arch | None, first: Candidate, others: list[Candidate], gain: float
-) -> Candidate | None:
-    """The candidate of `others` that ends first, if it takes at most `gain` times as long as `first`; else None."""
-
-    def work(candidate: Candidate) -> float:
-        return candidate.head_microseconds if target is None else _microseconds(problem, candidate, target)
-
-    least, best = min(((work(other), other) for other in others), key=lambda one: one[0], default=(0.0, None))
-    return best if least <= gain * work(first) else None
 
 
 def packable(problem: Problem) -> tuple[int, ...]:
