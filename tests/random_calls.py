@@ -202,7 +202,8 @@ def _compare_lse(found: Tensor, truth: Tensor, bound: float) -> None:
 
 def _multiplied(arch: str, drawn: Drawn, x: Inputs) -> Inputs:
     """Keys and values as kernels multiply them: latents are rounded to bf16 times their scales on Blackwell, and on
-    Hopper with more than 16 rows; on Blackwell all keys and values with scales of tokens or columns, too."""
+    Hopper with more than 16 rows; on Blackwell all keys and values with scales of tokens or columns, too, unless
+    queries have 8 bits."""
     seq = x.sequence
     if isinstance(seq, wa.LatentPages):
         rows = x.q.shape[-2] * (x.q.shape[1] if x.q.ndim == 4 else drawn.case.seq_q)
@@ -211,7 +212,7 @@ def _multiplied(arch: str, drawn: Drawn, x: Inputs) -> Inputs:
         latents = _times(seq.k_pages, seq.k_scale)
         keys = torch.cat([latents, seq.rope], -1)
         return replace(x, k=keys, v=latents, sequence=wa.PagedKV(keys, latents, seq.block_table, seq.lengths))
-    if arch != "sm100" or not drawn.stored:
+    if arch != "sm100" or len(drawn.stored) != 2:
         return x
     pages = seq.kv if isinstance(seq, PagedRagged) else seq
     rounded = {
