@@ -25,7 +25,7 @@ from ..copies.config import copies, of_copies, over_copies, with_scales
 from .config import CONSUMER_ROWS, SHORT_ROWS, SM90Config, TileShape, choose_config, with_tile
 from .eight_bit.config import eight_bit_config
 from .launch import arrange, ctas_at_once
-from .rates import BYTES_US, COMMAND, FILL_US, LAUNCH_US, RATES, RECORDS, TOGETHER, Rate
+from .rates import BYTES_US, COMMAND, FILL_US, LAUNCH_US, RATES, RECORDED, TOGETHER, Rate
 
 PACKED = (1, 4, 8, 16, 2)  # query heads in a tile, in order of preference between equally good ones
 GAIN = 0.978  # another tile or number of heads is taken only if its time is at most this share of the usual one's
@@ -187,7 +187,7 @@ def better(best: Candidate, config: SM90Config, first: Best) -> Best:
     if usual.overlaps and not config.overlaps:
         what = "three warpgroups, each with one product at a time, hide exponentials better"
     if config.ctas > 1:
-        what = "64-row tiles, two CTAs an SM, fit the rows or their keys better"
+        what = "64-row tiles, two of which fit on an SM, waste fewer rows or keys"
     if config.packed > 1:
         what = f"{config.packed} query heads of a key head in a tile"
     seen = _keys_of_row(best) / _keys_of_row(first.candidate)
@@ -216,12 +216,12 @@ def measured_row(wide: int, tile: TileShape) -> MeasuredRow:
 def row_words(tiling: Tiling) -> str:
     """A tiling's row of rates in words, for a plan's reasons."""
     columns, known, rate = measured_row(tiling.wide, tiling.shape)
-    alone = f", {known.ctas} CTAs an SM" if known.ctas > 1 else ""
+    alone = f", {known.ctas} on an SM" if known.ctas > 1 else ""
     near = "" if known == tiling.shape and tiling.wide <= columns else ", the nearest one"
     return (
         f"weighed by the row {64 * known.consumers} x {known.keys}{alone} to {columns} columns{near}: "
         f"{rate.row:g} ns a row, {rate.key:g} a key of it, {rate.masked:g} more in masked tiles; `{COMMAND}`, "
-        + " and ".join(RECORDS)
+        + RECORDED.format("*")
     )
 
 

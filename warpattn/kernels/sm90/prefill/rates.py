@@ -14,11 +14,8 @@ from typing import NamedTuple
 
 from .config import TileShape
 
-RECORDS = (  # one H200
-    "bench/results/h200/2026-11-30-choices.json", "bench/results/h200/2026-11-30-choices-more-dims.json",
-    "bench/results/h200/2026-11-30-choices-short.json", "bench/results/h200/2026-11-30-choices-half-tiles.json",
-    "bench/results/h200/2026-11-30-choices-wide.json",
-)  # fmt: skip
+RECORDED = "bench/results/h200/2026-11-30-choices{}.json"  # of one H200
+RECORDS = tuple(map(RECORDED.format, ("", "-more-dims", "-short", "-half-tiles", "-wide")))
 COMMAND = "python -m bench.choices"
 LAUNCH_US = 2.25  # of every call
 BYTES_US = 4.6e6  # bytes that memory brings or takes in a microsecond
