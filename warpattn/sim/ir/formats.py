@@ -162,6 +162,15 @@ def bitcast(values: Array, source: Type, result: Type) -> Array:
     return as_register(decode(shaped, result.elem), result)
 
 
+def as_integers(x: Array, bits: int, *, signed: bool) -> Array:
+    """Convert whole floats to integers: a NaN is 0, what is too small or too large the last integer (cvt of PTX)."""
+    info = np.iinfo(f"{'i' if signed else 'u'}{bits // 8}")
+    x = np.nan_to_num(np.asarray(x, np.float64), nan=0.0)
+    inside = (x >= float(info.min)) & (x < float(info.max + 1))
+    last = np.where(x < 0, info.dtype.type(info.min), info.dtype.type(info.max))
+    return np.where(inside, np.where(inside, x, 0).astype(info.dtype), last)
+
+
 def as_register(value: Array, kind: Type) -> Array:
     """Convert a computed value to register form: arrays with their dtype, scalars as Python ints or floats."""
     dtype = register_dtype(kind.elem)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.formats import as_register, bitcast, cut, register_dtype, rounder, unsigned, wrap
+from ..ir.formats import as_integers, as_register, bitcast, cut, register_dtype, rounder, unsigned, wrap
 from ..ir.module import Op
 from ..ir.valuetypes import Type, parse_type
 from ..machine.pending import poisoned
@@ -70,7 +70,8 @@ _INTEGER: dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]] = {
     "arith.remsi": (_remainder, lambda a, b: a - _scalar_divide(a, b) * b),
     "arith.andi": (np.bitwise_and, operator.and_), "arith.ori": (np.bitwise_or, operator.or_),
     "arith.xori": (np.bitwise_xor, operator.xor), "arith.maxsi": (np.maximum, max), "arith.minsi": (np.minimum, min),
-    "arith.floordivsi": (np.floor_divide, None), "arith.ceildivsi": (lambda a, b: -np.floor_divide(-a, b), None),
+    "arith.floordivsi": (np.floor_divide, None),
+    "arith.ceildivsi": (lambda a, b: np.floor_divide(a, b) + (np.mod(a, b) != 0), None),
     "math.absi": (np.abs, abs),
     "arith.shli": (_shift(np.left_shift, np.zeros_like), None),
     "arith.shrsi": (_shift(np.right_shift, lambda a: np.where(a < 0, -1, 0)), None),
@@ -80,7 +81,7 @@ _UNSIGNED: dict[str, Callable[..., Any]] = {
     "arith.divui": lambda a, b: np.where(b == 0, 0, a // np.where(b == 0, 1, b)),
     "arith.remui": lambda a, b: np.where(b == 0, a, a % np.where(b == 0, 1, b)),
     "arith.maxui": np.maximum, "arith.minui": np.minimum,
-    "arith.ceildivui": lambda a, b: -(-a.astype(np.int64) // b),
+    "arith.ceildivui": lambda a, b: a // b + (a % b != 0),
     "arith.shrui": _shift(np.right_shift, np.zeros_like),
 }  # fmt: skip
 
@@ -283,17 +284,10 @@ def _convert_unsigned(op: Op) -> Callable[..., Any]:
 
 @plain("arith.fptosi", "arith.fptoui")
 def _to_integer(op: Op) -> Callable[..., Any]:
-    """Round towards zero, clamped to the range of the result; NaN gives zero (cvt of PTX)."""
-    kind = op.outputs[0]
-    bits = kind.bits
-    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if op.name == "arith.fptosi" else (0, (1 << bits) - 1)
-
-    def run(x: Any) -> Any:
-        value = np.trunc(np.nan_to_num(np.asarray(x, np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf))
-        whole = np.where(value >= high, high, np.where(value <= low, low, np.clip(value, -(2.0**62), 2.0**62)))
-        return as_register(np.asarray(whole.astype(np.int64)).astype(register_dtype(kind.elem)), kind)
-
-    return run
+    """Round towards zero."""
+    kind, signed = op.outputs[0], op.name == "arith.fptosi"
+    dtype = register_dtype(kind.elem)
+    return lambda x: as_register(as_integers(np.trunc(x), kind.bits, signed=signed).astype(dtype), kind)
 
 
 @plain("arith.bitcast", "tt.bitcast")

@@ -96,6 +96,15 @@ def test_rounding(dtype):
     assert torch.equal(back, out.float())
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64, np.uint64])
+def test_floats_become_integers(dtype):
+    """Rounded towards zero; a NaN is 0, and what an integer cannot hold the last one that it can."""
+    finite = np.float32([0, -0.9, 2.9, -2.9, 4e9, 2**31, -(2**31), 5e18, -5e18, 1e19, 3e38, -3e38, 1])
+    x, info, out = np.append(finite, np.float32([math.inf, -math.inf, math.nan])), np.iinfo(dtype), poison(16, dtype)
+    assert run(kernels.unary_kernel, (1,), {"x": x, "out": out}, {"N": 16, "OP": "cast"}).clean
+    assert out.tolist() == [min(max(int(each), info.min), info.max) for each in finite] + [info.max, info.min, 0]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("op", ["add", "mul", "sub"])
 def test_narrow_arithmetic(op, dtype):
