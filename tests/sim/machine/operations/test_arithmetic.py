@@ -25,7 +25,8 @@ FLOATS = {
     "math.atan2": [(1.0, -2.0, math.atan2(1.0, -2.0))], "math.absf": [(-INF, INF)], "math.floor": [(-1.5, -2.0)],
     "math.ceil": [(-1.5, -1.0)], "math.trunc": [(-1.5, -1.0)], "math.erf": [(0.5, math.erf(0.5))],
     "math.fma": [(3.0, 5.0, 7.0, 22.0), (1 + 2.0**-12, 1 - 2.0**-12, -1.0, -(2.0**-24))],
-    "math.powf": [(2.0, 0.5, 2**0.5)], "math.copysign": [(2.0, -0.0, -2.0)], "tt.precise_sqrt": [(9.0, 3.0)], "tt.precise_divf": [(1.0, 4.0, 0.25)],
+    "math.powf": [(2.0, 0.5, 2**0.5)],
+    "math.copysign": [(2.0, -0.0, -2.0)], "tt.precise_sqrt": [(9.0, 3.0)], "tt.precise_divf": [(1.0, 4.0, 0.25)],
     "tt.approx_divf": [(1.0, 4.0, 0.25)], "tt.clampf": [(5.0, 0.0, 2.0, 2.0), (-5.0, 0.0, 2.0, 0.0)],
 }  # fmt: skip
 INTEGERS = {
