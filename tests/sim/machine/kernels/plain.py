@@ -194,6 +194,10 @@ def atomic_kernel(out, x, N: tl.constexpr, OP: tl.constexpr):
         tl.atomic_min(out + i % 4, a)
     elif OP == "or":
         tl.atomic_or(out + i % 4, a)
+    elif OP == "and":
+        tl.atomic_and(out + i % 4, a)
+    elif OP == "xor":
+        tl.atomic_xor(out + i % 4, a)
     else:
         tl.atomic_xchg(out + tl.program_id(0), tl.program_id(0))
 

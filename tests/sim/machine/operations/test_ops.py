@@ -177,18 +177,37 @@ def test_matmul_as_triton_pipelines_it(dtype, block, schedule):
     torch.testing.assert_close(out, a.float() @ b.float(), rtol=1e-2, atol=5e-2 if dtype == torch.float32 else 1e-3)
 
 
-@pytest.mark.parametrize("op", ["add", "max", "min", "or", "xchg"])
-def test_atomics(op):
-    x = RNG.integers(1, 99, (4, 8)).astype(np.int32)
-    out = np.full(4, 50 if op in ("max", "min") else 0, np.int32)
-    before = out.copy()
+ATOMIC = {
+    "add": np.add, "max": np.maximum, "min": np.minimum, "or": np.bitwise_or, "and": np.bitwise_and,
+    "xor": np.bitwise_xor,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64, np.uint64])
+@pytest.mark.parametrize("op", ATOMIC)
+def test_atomics_of_integers(op, dtype):
+    """Numbers on both sides of what a signed integer holds: unsigned ones are compared as such."""
+    info = np.iinfo(dtype)
+    x = RNG.integers(info.min, info.max, (4, 8), dtype, endpoint=True)
+    out = RNG.integers(info.min, info.max, 4, dtype, endpoint=True)
+    expected = ATOMIC[op].reduce(np.concatenate([x.reshape(-1, 4), out[None]]), 0, dtype)
     assert run(kernels.atomic_kernel, (4,), {"out": out, "x": x}, {"N": 8, "OP": op}, schedule="random").clean
-    columns = x.reshape(-1, 4)
-    expected = {
-        "add": columns.sum(0), "max": np.maximum(columns.max(0), before), "min": np.minimum(columns.min(0), before),
-        "or": np.bitwise_or.reduce(columns, 0), "xchg": np.arange(4),
-    }  # fmt: skip
-    np.testing.assert_array_equal(out, expected[op])
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("op", ["add", "max", "min"])
+def test_atomics_of_floats(op):
+    """Triton makes comparisons of floats from those of integers, which differ by the sign."""
+    x, out = np.float32([[-3, 5, -7, 0.5], [2, -4, -8, -0.25]]), np.float32([-2, -5, -6, 0])
+    expected = ATOMIC[op].reduce(np.concatenate([x, out[None]]), 0)
+    assert run(kernels.atomic_kernel, (2,), {"out": out, "x": x}, {"N": 4, "OP": op}, schedule="random").clean
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_exchanges():
+    x, out = np.zeros((4, 8), np.int32), poison(4, np.int32)
+    assert run(kernels.atomic_kernel, (4,), {"out": out, "x": x}, {"N": 8, "OP": "xchg"}, schedule="random").clean
+    np.testing.assert_array_equal(out, np.arange(4))
 
 
 @pytest.mark.parametrize("seed", range(5))
