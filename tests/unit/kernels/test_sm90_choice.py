@@ -17,6 +17,7 @@ from warpattn.kernels.sm90.prefill.choice import choose, measured_row, tiling
 from warpattn.kernels.sm90.prefill.config import SMEM_LIMIT, choose_config
 from warpattn.kernels.sm90.prefill.rates import COMMAND, RECORDS
 from warpattn.kernels.sm90.prefill_varlen.config import choose as choose_varlen
+from warpattn.kernels.sm90.softmax_steps import weights_first
 from warpattn.masks import Causal, Chunked, Document, Full, Mask, Padding, SlidingWindow
 from warpattn.problem import Call, Problem, validate
 from warpattn.problem.arch import ARCHS
@@ -209,14 +210,16 @@ def test_prompts_over_many_keys_have_two_tiles(tokens: int, page_size: int) -> N
     assert (tiles.packed, tiles.block_n, tiles.consumers) == (8, 128, 2 if tokens <= 2048 else 3)
 
 
-@pytest.mark.parametrize("mask", [Full(), Causal(), SlidingWindow(100)])
-@pytest.mark.parametrize("dim", [64, 128, 256])
-def test_an_invariant_batch_has_the_same_key_tiles_whatever_its_lengths(dim: int, mask: Mask) -> None:
-    """What the order of a row's sums depends on; which rows share a tile changes no bit."""
-    shapes = [(8192, 4, None), (40, 50, None), (300, 1, 300), (64, 2, 4096)]
+@pytest.mark.parametrize("mask", [Full(), Causal(), SlidingWindow(100)], ids=["full", "causal", "window"])
+@pytest.mark.parametrize("dim", [32, 64, 72, 80, 96, 112, 128, 144, 152, 160, 192, 224, 256])
+def test_an_invariant_batch_has_the_same_sums_whatever_its_lengths(dim: int, mask: Mask) -> None:
+    """What the bits of a row depend on: the keys of a tile, and which of its weights move the reference (with it all
+    weights change). Which rows share a tile changes no bit."""
+    shapes = [(8192, 4, None), (40, 50, None), (300, 1, 300), (64, 2, 4096), (2049, 1, None), (700, 3, None)]
     problems = [ragged(mask, lengths, batch, dim, max_q) for lengths, batch, max_q in shapes]
     choices = [choose_varlen(problem, ARCHS["sm90"], PlanOptions(batch_invariant=True)) for problem in problems]
-    assert len({choice.config.tiles.block_n for choice in choices}) == 1
+    tiles = [choice.config.tiles for choice in choices]
+    assert len({(tile.block_n, weights_first(tile, None), tile.overlaps) for tile in tiles}) == 1
     assert {choice.partitions for choice in choices} == {1}
 
 

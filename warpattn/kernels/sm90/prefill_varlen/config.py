@@ -35,7 +35,7 @@ from ..prefill.choice import (
     tilings_beside,
     usual_config,
 )
-from ..prefill.config import SM90Config, TileShape, value_words
+from ..prefill.config import SHORT_ROWS, SM90Config, TileShape, value_words
 from ..prefill.rates import LENGTHS_TILES
 
 PAGED_REGISTERS = 32  # registers a thread of a producer that holds page numbers, beside 2 x 240 or 3 x 160
@@ -117,16 +117,17 @@ def choose(
     problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS, sequences: int = 0
 ) -> Choice:
     """Chooses the configuration of a ragged or paged `problem`. The host knows only upper bounds of the lengths, so it
-    counts work for a sequence of mean length. With `batch_invariant` a row's key tiles must not depend on the other
-    sequences; the rows in its tile may, since they change no bit of its result. `sequences`: how many ragged ones
-    share all queries; 0: all of them."""
+    counts work for a sequence of mean length. With `batch_invariant` the other sequences, and the other rows of its
+    own, must change no bit of a row's result: so there is one tile, and only the heads in it may differ. `sequences`:
+    how many ragged ones share all queries; 0: all of them."""
     if (problem.page_size or problem.kv_dtype is not None) and copies(problem, options):
         choice = choose(of_copies(problem), target, options)
         tiles = choice.config.tiles
         tiles = replace(tiles, operands=with_scales(tiles.operands, problem))
         return over_copies(choice, replace(choice.config, tiles=tiles, copied=True), problem)
     usual = _typical(problem, options, sequences)
-    tiles, why = usual_config(problem, problem.max_q or usual.seq_q)
+    in_any_step = options.batch_invariant and problem.ragged_queries
+    tiles, why = usual_config(problem, SHORT_ROWS if in_any_step else problem.max_q or usual.seq_q)
     box, box_why = _box(problem.page_size, tiles.block_n)
     if problem.page_size and problem.kv_dtype is None:
         keys = tiles.block_n if box else min(tiles.block_n, COPIED_KEYS)
@@ -134,7 +135,7 @@ def choose(
     near = replace(usual, batch=1, seq_q=_near(usual.seq_q), seq_k=_near(usual.seq_k), max_q=0)
     best = _best_tile(near, tiles, why, options.batch_invariant)
     parts, split_why = 1, ""
-    if not (options.batch_invariant and problem.ragged_queries):
+    if not in_any_step:
         parts, split_why = split(usual, best.candidate, target)
     tiles = best.config if parts == 1 else shared_out(best.config)
     box = min(box, tiles.block_n)
@@ -163,14 +164,15 @@ def choose(
 
 
 @lru_cache(maxsize=1024)
-def _best_tile(typical: Problem, usual: SM90Config, why: str, same_keys: bool) -> Best:
+def _best_tile(typical: Problem, usual: SM90Config, why: str, same_bits: bool) -> Best:
     """The candidate with the least work for a `typical` sequence and no more than the usual one for a long sequence.
-    `same_keys`: only candidates with the usual number of keys per tile. Cached, since engines call with new lengths in
+    `same_bits`: only the usual tile, since others sum other keys at a time or move references of rows by another rule
+    (`weights_first`); the heads in it change no bit. Cached, since engines call with new lengths in
     every step and counting takes milliseconds."""
     own, counts, at_length = tiling(usual), KeyTiles(typical), _kept_tiles(replace(typical, seq_q=LONG, seq_k=LONG))
     first = _several_heads(Best(counts.candidate(own), usual, why), counts, at_length)
     tilings = tilings_beside(counts, first, _measured_tiles(own.wide))
-    tilings = [x for x in tilings if x.shape.keys == own.shape.keys or not same_keys]
+    tilings = [x for x in tilings if x.shape == own.shape or not same_bits]
     least, *long_ones = at_length.candidates([own, *tilings])
     pairs = zip(counts.candidates(tilings), long_ones, strict=True)
     others = [x for x, long_one in pairs if long_one.head_microseconds <= least.head_microseconds]
