@@ -288,6 +288,31 @@ def test_weights_that_grow(down: bool, exponents: float, dim: int, scored: bool,
     assert (lse.flatten().double() - logsum).abs().max() <= 1e-6 * logsum.abs().max()
 
 
+@pytest.mark.parametrize("scored", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("arch", "dim"),
+    drawn(
+        [*(("sm90", dim) for dim in (64, 128, 192, 256)), *(("sm100", dim) for dim in (64, 128, 256)), ("gfx942", 64)],
+        [("sm90", 64), ("sm90", 128), ("sm100", 128), ("sm100", 256)],
+    ),
+)
+def test_a_key_with_all_the_weight_gives_its_value(arch: str, dim: int, dtype: torch.dtype, scored: bool) -> None:
+    """Correctly rounded, whatever its tile: else the rounding of its weight would multiply a row of the output, and the
+    gradient of q, which is small there, would lose its digits."""
+    torch.manual_seed(0)
+    exponents = torch.linspace(6.1, 15.9, 90) * dim**0.5 / 1.4427
+    q, k, v = torch.zeros(90, dim), torch.zeros(KEYS, dim), torch.randn(KEYS, dim)
+    q[:, 0], q[:, 1], k[300, 0], k[:, 1] = exponents, 100.0 * dim**0.5, 1.0, -1.0
+    k[[5, 300, 500], 1] = 0.0  # all others have no weight
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    score = wa.ALiBi(torch.zeros(1)) if scored else None
+    q, k, v = (x[None, :, None] for x in (q, k, v))
+    out, _ = wa.attention(q, k, v, score=score, return_lse=True, backend=f"simulate:{arch}")
+    exact = wa.attention(*(x.double() for x in (q, k, v)), backend="reference")
+    assert (out != exact.to(dtype)).double().mean() < 0.01
+
+
 @pytest.mark.parametrize("score", [2.0**22, 1.2e7, 9.4e7, -9.4e7, 1e9, 2.0**100])
 @pytest.mark.parametrize("dim", drawn([64, 128, 192, 256], [192]))
 def test_scores_of_a_function_may_have_any_size(dim: int, score: float) -> None:

@@ -91,6 +91,8 @@ def test_what_a_shape_gets_and_why(shape, mask: Mask, packed: int, parts: int, w
     [
         ((1, 1024, 1024, 16, 16, 128), Causal(), 1),  # 256 tiles, the longest 16 times as long as the shortest
         ((2, 376, 376, 28, 4, 128), Causal() & SlidingWindow(128), 2),  # 336
+        ((1, 1024, 1024, 16, 16, 128), Causal() & SlidingWindow(128), 2),  # 256, all but two of a head equally long
+        ((1, 512, 512, 32, 8, 128), Causal(), 1),  # 256, the longest eight times as long as the shortest
         ((2, 553, 553, 28, 4, 64), Causal(), 2),  # 504
         ((2, 261, 261, 28, 4, 128), Full(), 2),  # 280, equally long
         ((16, 128, 128, 7, 7, 64), Full(), 2),  # 224, equally long

@@ -10,6 +10,10 @@ maximum is computed unless it moves: the sum is needed anyway. And rows are not 
 spreads a row over a quad of four lanes, columns 8 j + 2 lane + {0, 1}, so an [M, N] tile is viewed as [M, N/8, 4, 2],
 and the state is [M, 4], one value a lane: `m` is equal in the four, `l` is summed over them once at the end.
 
+With an LSE, which training needs, the bound is lower. P·V multiplies rounded weights, `l` sums exact ones: if one key
+has nearly all of a row's weight, its rounding error multiplies the row, and the gradient of q, which is small there,
+had 4.5 times the error. Where the reference moves to this key, its weight is 1, which is not rounded.
+
 A NaN among a row's scores makes one of its p, and so its sum, factor and LSE NaN; the maximum need not propagate it.
 Where registers do not hold scores beside weights, or a score function returns numbers of any size, Hopper's kernels
 use sm90/softmax_steps.py.
@@ -21,7 +25,9 @@ from triton.experimental.gluon import language as gl
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
 HEADROOM = gl.constexpr(8.0)  # log2 of the largest p, where a maximum tells whether the reference has to move
+HEADROOM_WITH_LSE = gl.constexpr(5.0)
 MOST = gl.constexpr(32768.0)  # sum of a lane's weights up to which none exceeds fp16
+MOST_WITH_LSE = gl.constexpr(64.0)  # a lane has up to 32 weights of a tile
 LARGEST = gl.constexpr(134217728.0)  # up to |c * m| = 2^27 its rounding error is at most 4, so p stays within fp16
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # the lowest finite number
 
@@ -43,16 +49,17 @@ def softmax_start(s, c, lift: gl.constexpr = 0.0):
 
 
 @gluon.jit
-def softmax_step(state, s, c, dtype: gl.constexpr):
+def softmax_step(state, s, c, dtype: gl.constexpr, has_lse: gl.constexpr):
     """Next tile: (state, p packed to 16-bit `dtype`, moved, alpha). If `moved`, the caller multiplies its accumulator
     by `alpha` [M, 4]. Then p is computed twice, so registers hold `s` beside it."""
+    most: gl.constexpr = MOST_WITH_LSE if has_lse else MOST
     quads = as_quads(s)
     m = state.m
     alpha = gl.full_like(m, 1.0)
     l, p = weights(quads, m, c, dtype)
-    moved = warp_any(l, gl.full_like(l, MOST))
+    moved = warp_any(l, gl.full_like(l, most))
     if moved:
-        rises = quad_max(l) > MOST
+        rises = quad_max(l) > most
         m = gl.where(rises, gl.maximum(m, quad_max(lane_max(quads))), m)
         alpha = gl.where(rises, gl.exp2(state.m * c - exponent(m, c)), 1.0)
         l, p = weights(quads, m, c, dtype)
@@ -134,15 +141,6 @@ def finish_rows(m, l, scale, some, sink=0.0, has_sink: gl.constexpr = False):
 
 
 @gluon.jit
-def row_scale(m, c, largest: gl.constexpr = LARGEST):
-    """The factor from a row's scores to exponents: c, or, where |c * m| is `largest` or more, the power of two at or
-    below c, which multiplies exactly. Such exponents differ by at least 8 in their last bit anyway (2 with 8-bit
-    weights)."""
-    kept = gl.where(gl.abs(m * c) < largest, -1, 0x7F800000)
-    return (gl.to_tensor(c).to(gl.int32, bitcast=True) & kept).to(gl.float32, bitcast=True)
-
-
-@gluon.jit
 def exponent(m, x):
     """x * m, but finite where no key has been seen (m is -inf), so that exp2(-inf - x * m) is 0 and not NaN."""
     return gl.maximum(m * x, LOWEST)
@@ -163,17 +161,14 @@ def from_quads(x, like):
 @gluon.jit
 def pack(quads, dtype: gl.constexpr):
     """fp32 [M, N/8, 4, 2] rounded to pairs of `dtype` in one int32 register each: [M, N/8, 4]."""
-    even, odd = quads.split()
-    if dtype == gl.bfloat16:
-        return gl.inline_asm_elementwise(_PACK_BF16, "=r,f,f", [odd, even], gl.int32, is_pure=True, pack=1)
-    else:
-        return pack_fp16(odd, even)
+    return pack_pairs(*quads.split(), dtype)
 
 
 @gluon.jit
-def pack_fp16(odd, even):
-    """Pairs of fp32 rounded to fp16, in one int32 register each."""
-    return gl.inline_asm_elementwise(_PACK_FP16, "=r,f,f", [odd, even], gl.int32, is_pure=True, pack=1)
+def pack_pairs(even, odd, dtype: gl.constexpr):
+    """Pairs of fp32 rounded to `dtype`, in one int32 register each."""
+    asm: gl.constexpr = _PACK_BF16 if dtype == gl.bfloat16 else _PACK_FP16
+    return gl.inline_asm_elementwise(asm, "=r,f,f", [odd, even], gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit

@@ -18,7 +18,16 @@ from warpattn.problem.launch import Choice
 
 from .decode import choice as decode
 from .decode.config import DecodeConfig
-from .prefill.choice import LEAST_KEYS, KeyTiles, packable, row_words, shared_out, tiling, usual_config
+from .prefill.choice import (
+    LEAST_KEYS,
+    KeyTiles,
+    best_ctas,
+    packable,
+    row_words,
+    shared_out,
+    tiling,
+    usual_config,
+)
 from .prefill.choice import choose as choose_prefill
 from .prefill.config import REGISTERS, SM90Config, TileShape, with_tile
 from .prefill.launch import arrange
@@ -59,12 +68,13 @@ def described(choice: Choice) -> str:
 
 def _of_prefill(problem: Problem, target: Arch) -> Iterator[Choice]:
     """Yields the choices of dense prefill."""
-    heads_of_tile = [n for n in packable(problem) if n in PACKED]
+    heads_of_tile, counts = [n for n in packable(problem) if n in PACKED], KeyTiles(problem)
     for config in _tiles(problem):
         why = TRIED, row_words(tiling(config))
         for heads in heads_of_tile:
             packed = replace(config, packed=heads)
-            whole = arrange(problem, target, packed, why)
+            ctas = best_ctas(problem, counts.candidate(tiling(packed)), target)
+            whole = arrange(problem, target, packed, why, ctas=ctas)
             yield whole
             few = whole.order.heads // heads * whole.order.m_tiles <= MOST_TILES
             for parts in (n for n in PARTS if few and n * LEAST_KEYS <= problem.seq_k and config.ctas == 1):

@@ -1,6 +1,7 @@
 """Steps of the online softmax of pieces/softmax.py that know a tile's maximum before its weights: `maximum_step` where
 registers do not hold scores beside weights, and `exact_step` for scores of any size, such as a score function may
-return. Their reference moves when a weight would exceed 2^8. `early_exact_step` is `exact_step` with weights first.
+return. Their reference moves when a weight would exceed 2^8 (2^5 with an LSE). `early_exact_step` is `exact_step` with
+weights first.
 
 p = 2^(c * s - c * m), and the product c * m is rounded. That is harmless until the rounding error is as large as the
 exponents themselves. So while |c * m| of a row is large (`largest_of`), its warp takes the branch of a moved reference,
@@ -13,9 +14,11 @@ from triton.experimental.gluon import language as gl
 from ..pieces.scales import has_row_scale
 from ..pieces.softmax import (
     HEADROOM,
+    HEADROOM_WITH_LSE,
     LARGEST,
     LOWEST,
     MOST,
+    MOST_WITH_LSE,
     SoftmaxState,
     as_quads,
     exponent,
@@ -41,16 +44,17 @@ def weights_first(config, score):
 
 
 @gluon.jit
-def maximum_step(state, s, c):
+def maximum_step(state, s, c, has_lse: gl.constexpr = False):
     """`softmax_step` that returns p before it is packed."""
+    headroom: gl.constexpr = HEADROOM_WITH_LSE if has_lse else HEADROOM
     quads = as_quads(s)
     mc = exponent(state.m, c)
-    moved = warp_any(lane_bound(quads) * c, state.m * c + HEADROOM)
+    moved = warp_any(lane_bound(quads) * c, state.m * c + headroom)
     m = state.m
     alpha = gl.full_like(m, 1.0)
     if moved:
         top = quad_max(lane_max(quads))
-        rises = top * c > mc + HEADROOM
+        rises = top * c > mc + headroom
         m = gl.where(rises, gl.maximum(m, top), m)
         mc = exponent(m, c)
         alpha = gl.where(rises, gl.exp2(state.m * c - mc), 1.0)
@@ -77,10 +81,11 @@ def exact_start(s, c, lift: gl.constexpr = 0.0):
 
 
 @gluon.jit
-def exact_step(state, s, c, lift: gl.constexpr = 0.0):
+def exact_step(state, s, c, lift: gl.constexpr = 0.0, has_lse: gl.constexpr = False):
     """`softmax_step` for scores of any size. With a `lift` every larger score moves the reference: 8-bit weights are
     most exact if a row's largest is a power of two."""
-    headroom: gl.constexpr = HEADROOM if lift == 0.0 else lift
+    usual_headroom: gl.constexpr = HEADROOM_WITH_LSE if has_lse else HEADROOM
+    headroom: gl.constexpr = usual_headroom if lift == 0.0 else lift
     quads = as_quads(s)
     top = lane_max(quads)
     mc = exponent(state.m, c)
@@ -100,16 +105,17 @@ def exact_step(state, s, c, lift: gl.constexpr = 0.0):
 
 
 @gluon.jit
-def early_exact_step(state, s, c, dtype: gl.constexpr):
+def early_exact_step(state, s, c, dtype: gl.constexpr, has_lse: gl.constexpr):
     """`exact_step` that computes weights before a maximum, and returns them packed, as `softmax_step` does."""
+    most: gl.constexpr = MOST_WITH_LSE if has_lse else MOST
     quads = as_quads(s)
     m = state.m
     usual = gl.abs(exponent(m, c)) < LARGEST
     alpha = gl.full_like(m, 1.0)
     l, p = weights(quads, m, c, dtype)
-    moved = warp_any(gl.where(usual, l, float("inf")), gl.full_like(l, MOST))
+    moved = warp_any(gl.where(usual, l, float("inf")), gl.full_like(l, most))
     if moved:
-        rises = (quad_max(l) > MOST) | ~usual
+        rises = (quad_max(l) > most) | ~usual
         m = gl.where(rises, gl.maximum(m, quad_max(lane_max(quads))), m)
         alpha = gl.exp2((gl.maximum(state.m, LOWEST) - gl.maximum(m, LOWEST)) * c)
         quads, mc = differences(quads, m, c, 0.0)

@@ -14,8 +14,8 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 
 from ...nvidia.opaque import hide_from_compiler
 from ...pieces.modifiers import exponent_scale
-from ...pieces.scales import scores_scale
-from ...pieces.softmax import HEADROOM, exponent, row_scale
+from ...pieces.scales import row_scale, scores_scale
+from ...pieces.softmax import HEADROOM, HEADROOM_WITH_LSE, exponent
 from ..layouts import STORE_COLUMNS, element_type
 from ..prefill_2q.softmax import RowState, row_state
 from ..recompute import SpoiledTile, addressed, attend_again, power_above, runs_of
@@ -74,9 +74,10 @@ def attend_tile(ctx, state, i):
     top = gl.max(s, 1)
     m, l, alpha = state.m, state.l, gl.full_like(state.m, 1.0)
     x = row_scale(m, c)
-    moved = any_greater_of_role(top * x, m * x + HEADROOM)
+    headroom: gl.constexpr = HEADROOM_WITH_LSE if ctx.traits.has_lse else HEADROOM
+    moved = any_greater_of_role(top * x, m * x + headroom)
     if moved:  # only rows that need it, so that a row's bits do not depend on others in its tile
-        m = gl.where(top * x > m * x + HEADROOM, gl.maximum(m, top), m)
+        m = gl.where(top * x > m * x + headroom, gl.maximum(m, top), m)
         x = row_scale(m, c)
         alpha = gl.exp2(state.m * x - exponent(m, x))
     p = gl.exp2(s * x[:, None] - exponent(m, x)[:, None])

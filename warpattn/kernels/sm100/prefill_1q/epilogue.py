@@ -15,7 +15,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, fma2, mul2, tma
 
 from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import LOWEST, Denominator, exponent, row_scale
+from ...pieces.scales import row_scale
+from ...pieces.softmax import LOWEST, Denominator, exponent
 from ..exp2 import row_sum
 from ..layouts import box_layout, element_type, query_box, row_layout, stacked
 from ..prefill_2q.context import row_positions

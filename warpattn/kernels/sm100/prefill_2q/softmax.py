@@ -21,9 +21,9 @@ from triton.language.core import PropagateNan
 
 from ...nvidia.opaque import hide_from_compiler
 from ...pieces.modifiers import exponent_scale
-from ...pieces.scales import block_scale, scaled_rows
+from ...pieces.scales import block_scale, row_scale, scaled_rows
 from ...pieces.scheduler import Tile
-from ...pieces.softmax import HEADROOM, LARGEST, exponent, lowered, row_scale, warp_any
+from ...pieces.softmax import HEADROOM, HEADROOM_WITH_LSE, LARGEST, exponent, lowered, warp_any
 from ..exp2 import exp2_polynomial, row_sum
 from ..layouts import element_type, row_layout
 from ..sync import await_signal, notify
@@ -75,7 +75,7 @@ def softmax_tile(ctx, state, n, wg: gl.constexpr):
     await_signal(ctx.bars.s_producer.index(wg), n & 1)
     s0, s1, s2 = visible_scores(ctx, n, wg, scales)
     top = maximum_or_nan(row_max(s0), maximum_or_nan(row_max(s1), row_max(s2)))
-    m, alpha = reference(state.m, top, c, config)
+    m, alpha = reference(ctx, state.m, top, c)
     send_scale(ctx, alpha, n, wg)
 
     c = row_scale(m, c, largest_exponent(config))
@@ -95,12 +95,13 @@ def softmax_tile(ctx, state, n, wg: gl.constexpr):
 
 
 @gluon.jit
-def reference(m, top, c, config: gl.constexpr):
-    """(new reference, scale of what was accumulated): it moves only when a row of the warp exceeds it by 2^8, or is
-    NaN, which the polynomial would lose."""
+def reference(ctx, m, top, c):
+    """(new reference, scale of what was accumulated): it moves only when a row of the warp exceeds it by 2^8 (2^5 with
+    an LSE, see pieces/softmax.py), or is NaN, which the polynomial would lose."""
+    config: gl.constexpr = ctx.config
     alpha = gl.full_like(m, 1.0)
     x = row_scale(m, c, largest_exponent(config))
-    if exceeded(m, top, x, config):
+    if exceeded(ctx, m, top, x):
         higher = gl.maximum(m, lowered(top, c, LIFT if config.products else 0.0), propagate_nan=ALL)
         x = row_scale(higher, c, largest_exponent(config))
         alpha = gl.exp2(m * x - exponent(higher, x))
@@ -109,15 +110,16 @@ def reference(m, top, c, config: gl.constexpr):
 
 
 @gluon.jit
-def exceeded(m, top, x, config: gl.constexpr):
-    """Whether a row of the warp has a score that exceeds its reference by 2^8. For weights of 8 bits as they will be
-    computed: large exponents are rounded."""
-    if config.products:
+def exceeded(ctx, m, top, x):
+    """Whether a row of the warp has a score that exceeds its reference by too much. For weights of 8 bits as they will
+    be computed: large exponents are rounded."""
+    if ctx.config.products:
         first = m == -float("inf")
         excess = gl.fma(top, x, -exponent(m, x))
         return warp_any(gl.where(first, top, excess), gl.where(first, m, HEADROOM), 1)
     else:
-        return warp_any(top * x, m * x + HEADROOM, 1)
+        headroom: gl.constexpr = HEADROOM_WITH_LSE if ctx.traits.has_lse else HEADROOM
+        return warp_any(top * x, m * x + headroom, 1)
 
 
 @gluon.constexpr_function

@@ -8,7 +8,7 @@ from 1980 to 1545 MHz). So the operands swap, and scores and outputs are transpo
       Oᵀ [Dv, R] += Vᵀ [Dv, N] · P [N, R]       V as loaded, read by columns; P goes through shared memory
 
 Each warp has the scores of its own keys, but P·V sums over all keys, so the four warps need the same reference maximum.
-Once a tile they vote, at a barrier, whether any score exceeds the reference by more than 2^8 (pieces/softmax.py); only
+Once a tile they vote, at a barrier, whether any weight would exceed 2^8, or with an LSE 2^5 (pieces/softmax.py); only
 then do they compute the maximum over all warps. Each thread keeps its part of the row sums until the item ends. The
 warpgroup waits for each product immediately: products are short and leave little to overlap.
 """
@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.scales import by_token
-from ...pieces.softmax import HEADROOM, LOWEST
+from ...pieces.softmax import HEADROOM, HEADROOM_WITH_LSE, LOWEST
 from ..exponents import exponent_step, exponents
 from ..layouts import accumulator_layout, element_type
 from .attend import load_queries, value_tile, visible_scores, without_hidden
@@ -117,7 +117,7 @@ def attend_keys(ctx, state, p_tiles, item, i, scaling):
     l = state.l
     o = state.o
     x = exponents(ctx, s, m[None, :])
-    if any_exceeds(x):
+    if any_exceeds(x, ctx.has_lse):
         m, l, step = raised(ctx, s, m, l)
         o = o * gl.exp2(step)[None, :]
         x = exponents(ctx, s, m[None, :])
@@ -170,7 +170,7 @@ def exponents_within(ctx, s, v_exponents, most, m, l, o, rescale: gl.constexpr):
     the sums `l` and, with `rescale`, the output `o`.
     """
     x = exponents(ctx, s, m[None, :])
-    if any_exceeds(furthest(x, v_exponents, most)):
+    if any_exceeds(furthest(x, v_exponents, most), ctx.has_lse):
         m, l, step = raised(ctx, s, m, l)
         x = exponents(ctx, s, m[None, :])
         most, factors = raised_weights(x, v_exponents, most, step)
@@ -284,12 +284,13 @@ def thread_sum(x):
 
 
 @gluon.jit
-def any_exceeds(x):
+def any_exceeds(x, has_lse: gl.constexpr = False):
     """Whether any exponent x [N, R] exceeds the headroom; all warps of the role get the same answer."""
     warps: gl.constexpr = warps_of(x.type.layout)
     quads = x.reshape([x.shape[0] // (16 * warps), warps, 2, 8, x.shape[1] // 8, 4, 2])
     top = gl.max(gl.max(gl.max(gl.max(quads, 6), 4), 2), 0)  # [warps, 8, 4], one element a thread
-    return gl.inline_asm(vote_asm(warps), "=r,f,f", [top, gl.full_like(top, HEADROOM)], gl.int32) != 0
+    headroom: gl.constexpr = HEADROOM_WITH_LSE if has_lse else HEADROOM
+    return gl.inline_asm(vote_asm(warps), "=r,f,f", [top, gl.full_like(top, headroom)], gl.int32) != 0
 
 
 @gluon.constexpr_function

@@ -126,11 +126,11 @@ def step_softmax(ctx, state, s):
     c = exponent_scale(ctx)
     if weights_first(ctx.config, ctx.mods.score):
         step: gl.constexpr = softmax_step if ctx.mods.score is None else early_exact_step
-        return step(state, s, c, element_type(ctx.config.weights))
+        return step(state, s, c, element_type(ctx.config.weights), ctx.has_lse)
     elif ctx.mods.score is not None or ctx.config.products:
-        return exact_step(state, s, c, lift_of(ctx.config))
+        return exact_step(state, s, c, lift_of(ctx.config), ctx.has_lse)
     else:
-        return maximum_step(state, s, c)
+        return maximum_step(state, s, c, ctx.has_lse)
 
 
 @gluon.jit

@@ -24,7 +24,7 @@ from warpattn.problem.operands import is_masked
 from ..copies.config import copies, of_copies, over_copies, with_scales
 from .config import CONSUMER_ROWS, SHORT_ROWS, SM90Config, TileShape, choose_config, with_tile
 from .eight_bit.config import eight_bit_config
-from .launch import arrange, ctas_at_once
+from .launch import arrange
 from .rates import BYTES_US, COMMAND, FILL_US, LAUNCH_US, RATES, RECORDED, TOGETHER, Rate
 
 PACKED = (1, 4, 8, 16, 2)  # query heads in a tile, in order of preference between equally good ones
@@ -80,7 +80,6 @@ class Candidate(NamedTuple):
     keys: int  # keys of all row tiles of a head, in whole key tiles
     most_keys: int  # keys of the longest row tile
     times: list[float]  # µs of each row tile of a head (or group of packed heads), the longest first
-    masked: bool  # whether a mask hides some keys
 
     @property
     def head_microseconds(self) -> float:
@@ -110,7 +109,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     parts, split_why = split(alone, best.candidate, target)
     row = row_words(best.candidate.tiling)
     if parts == 1:
-        return arrange(problem, target, best.config, (best.why, row))
+        return arrange(problem, target, best.config, (best.why, row), ctas=best_ctas(problem, best.candidate, target))
     return arrange(problem, target, shared_out(best.config), (f"{best.why}; {split_why}", row), parts)
 
 
@@ -266,11 +265,11 @@ class KeyTiles:
         if tiles is None:
             row_tiles, every = max(1, -(-problem.seq_q // tiling.tokens)), max(1, -(-problem.seq_k // keys)) * keys
             times = [rows * (rate.row + every * rate.key) / 1000] * row_tiles
-            return Candidate(tiling, row_tiles * every, every, times, self.masked)
+            return Candidate(tiling, row_tiles * every, every, times)
         total, masked = tiles
         row, key, more = (rows * x / 1000 for x in (rate.row, keys * rate.key, keys * rate.masked))
         times = sorted((row + a * key + b * more for a, b in zip(total, masked)), reverse=True)
-        return Candidate(tiling, sum(total) * keys, max(total) * keys, times, self.masked)
+        return Candidate(tiling, sum(total) * keys, max(total) * keys, times)
 
 
 def _same_for_heads(problem: Problem) -> bool:
@@ -294,9 +293,7 @@ def _microseconds(problem: Problem, candidate: Candidate, target: Arch) -> float
 def unsplit_microseconds(problem: Problem, candidate: Candidate, target: Arch) -> float:
     """Time of a call in µs without split keys: of the SMs, and of memory, which brings queries and keys and takes the
     output. The longer of them counts most: each waits for the other now and then."""
-    heads, most = problem.batch * problem.heads_q // candidate.tiling.packed, candidate.tiling.shape.ctas
-    tiles = heads * len(candidate.times)
-    ctas = ctas_at_once(most, tiles, candidate.masked, target) if tiles > target.processors else 1
+    ctas, heads = best_ctas(problem, candidate, target), _tile_heads(problem, candidate)
     keys = min(problem.seq_k, candidate.keys)
     rows = problem.seq_q * problem.heads_q + keys * problem.heads_kv
     memory = problem.batch * rows * (problem.dim_qk + problem.dim_v) * ELEMENT_OF[problem.dtype].bytes / BYTES_US
@@ -304,21 +301,34 @@ def unsplit_microseconds(problem: Problem, candidate: Candidate, target: Arch) -
     return candidate.tiling.start_microseconds + both
 
 
+def best_ctas(problem: Problem, candidate: Candidate, target: Arch) -> int:
+    """CTAs that an SM runs at once: all that fit, unless they take one tile or none each and one CTA ends sooner: the
+    longest of unequal tiles would share SMs, while it takes a short one after a long one (14 µs for 18, notes 269)."""
+    heads, most = _tile_heads(problem, candidate), candidate.tiling.shape.ctas
+    if heads * len(candidate.times) > most * target.processors:
+        return most
+    return min(range(1, most + 1), key=lambda ctas: _makespan(candidate.times, heads, target, ctas))
+
+
+def _tile_heads(problem: Problem, candidate: Candidate) -> int:
+    """Heads of a row of tiles: groups of packed ones count once."""
+    return problem.batch * problem.heads_q // candidate.tiling.packed
+
+
 def split(problem: Problem, best: Candidate, target: Arch) -> tuple[int, str]:
     """(parts, reason): the number of split-KV parts that ends first, the combining launch included."""
-    heads = problem.batch * problem.heads_q // best.tiling.packed
-    times = _split_times(problem, best, target)
+    heads, times = _tile_heads(problem, best), _split_times(problem, best, target)
     parts = min(times, key=times.__getitem__, default=1)
     if parts == 1 or times[parts] > SPLIT_GAIN * _makespan(best.times, heads, target):
         return 1, ""
-    tiles = heads * len(best.times)
-    return parts, f"keys are shared out over {parts} CTAs a tile: {many(tiles, 'tile')} on {target.processors} SMs"
+    tiles = many(heads * len(best.times), "tile")
+    return parts, f"keys are shared out over {parts} CTAs a tile: {tiles} on {target.processors} SMs"
 
 
 def _split_times(problem: Problem, best: Candidate, target: Arch) -> dict[int, float]:
     """Time of a call in µs by number of parts, from two on; {} where tiles fill the SMs."""
     tiling, one = best.tiling, best.times
-    heads = problem.batch * problem.heads_q // tiling.packed
+    heads = _tile_heads(problem, best)
     tiles = heads * len(one)
     short = tiling.shape.ctas > 1 or (tiling.shape.keys < 128 and tiling.wide <= 128)  # tiles meant for few keys
     most = min(MOST_PARTS, best.most_keys // LEAST_KEYS)

@@ -36,15 +36,16 @@ class TileOrder:
     section: int  # heads whose tiles the scheduler hands out together
 
 
-def arrange(problem: Problem, target: Arch, config: SM90Config, why: tuple[str, ...], parts: int = 1) -> Choice:
+def arrange(
+    problem: Problem, target: Arch, config: SM90Config, why: tuple[str, ...], parts: int = 1, ctas: int = 1
+) -> Choice:
     """Makes the `Choice` of `config` for a dense `problem`: tile order, grid, lines. `why`: reasons for
-    the configuration; `parts`: CTAs that share the keys of a tile."""
+    the configuration; `parts`: CTAs that share the keys of a tile; `ctas`: those that an SM runs at once."""
     heads, values_why = problem.batch * problem.heads_q, value_words(problem.dim_v, config.exact_values)
     m_tiles = -(-problem.seq_q // config.tokens)
     section, section_why = _section(problem, target, m_tiles, config.packed)
     order = TileOrder(m_tiles, heads, section)
     tiles = heads // config.packed * m_tiles * parts
-    ctas = ctas_at_once(config.ctas, tiles, is_masked(problem), target)
     grid = min(target.processors * ctas, tiles)
     packed = f" of {config.packed} heads" if config.packed > 1 else ""
 
@@ -61,13 +62,6 @@ def arrange(problem: Problem, target: Arch, config: SM90Config, why: tuple[str, 
     early = EARLY_AND_WAITS if config.split else f"{EARLY_AND_WAITS}; then those of the next kernel may"
     reasons = (*why, *values_why, section_why, cta_why, early, COPY_RULE)
     return Choice("prefill", config, (grid,), lines, reasons, partitions=parts, order=order)
-
-
-def ctas_at_once(most: int, tiles: int, masked: bool, target: Arch) -> int:
-    """CTAs that an SM runs at once, of the `most` that fit. Tiles of a mask differ in length; where CTAs would take one
-    or none, the longest would share SMs, while a CTA alone takes a short tile after a long one (1 x 1024 causal, 16
-    heads: 14.0 instead of 18.4 µs on an H200)."""
-    return most if tiles > target.processors * (most if masked else 1) else 1
 
 
 def _section(problem: Problem, target: Arch, m_tiles: int, packed: int) -> tuple[int, str]:

@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from ....nvidia.pipelines import consumer_state
 from ....pieces.scales import OfTokens, by_token, has_row_scale, scale_row
-from ....pieces.softmax import pack_fp16
+from ....pieces.softmax import pack_pairs
 from ...column_slices import columns_before
 from ...columns import as_matrices
 from ..packed_rows import row_heads, row_tokens
@@ -281,7 +281,7 @@ def multiply(pairs, factor):
         block = pairs.slice(column, cols, 1)
         x = block.load(rows_layout(cols, 4))
         first, second = (x << 16).to(gl.float32, bitcast=True), (x & -0x10000).to(gl.float32, bitcast=True)
-        block.store(pack_fp16(second * factor, first * factor))
+        block.store(pack_pairs(first * factor, second * factor, gl.float16))
 
 
 @gluon.jit
