@@ -12,7 +12,7 @@ and the state is [M, 4], one value a lane: `m` is equal in the four, `l` is summ
 
 With an LSE, which training needs, the bound is lower. P·V multiplies rounded weights, `l` sums exact ones: if one key
 has nearly all of a row's weight, its rounding error multiplies the row, and the gradient of q, which is small there,
-had 4.5 times the error. Where the reference moves to this key, its weight is 1, which is not rounded.
+had four times the error. Where the reference moves to this key, its weight is 1, which is not rounded.
 
 A NaN among a row's scores makes one of its p, and so its sum, factor and LSE NaN; the maximum need not propagate it.
 Where registers do not hold scores beside weights, or a score function returns numbers of any size, Hopper's kernels

@@ -302,8 +302,8 @@ def unsplit_microseconds(problem: Problem, candidate: Candidate, target: Arch) -
 
 
 def best_ctas(problem: Problem, candidate: Candidate, target: Arch) -> int:
-    """CTAs that an SM runs at once: all that fit, unless they take one tile or none each and one CTA ends sooner: the
-    longest of unequal tiles would share SMs, while it takes a short one after a long one (14 µs for 18, notes 269)."""
+    """CTAs that an SM runs at once: all that fit; but one, if they take at most a tile each and one ends sooner. Among
+    unequal tiles the longest would share SMs; one CTA takes a short tile after a long one (bench/notes.md 269)."""
     heads, most = _tile_heads(problem, candidate), candidate.tiling.shape.ctas
     if heads * len(candidate.times) > most * target.processors:
         return most
