@@ -10,13 +10,11 @@ maximum is computed unless it moves: the sum is needed anyway. And rows are not 
 spreads a row over a quad of four lanes, columns 8 j + 2 lane + {0, 1}, so an [M, N] tile is viewed as [M, N/8, 4, 2],
 and the state is [M, 4], one value a lane: `m` is equal in the four, `l` is summed over them once at the end.
 
-With an LSE, which training needs, the bound is lower. P·V multiplies rounded weights, `l` sums exact ones: if one key
-has nearly all of a row's weight, its rounding error multiplies the row, and the gradient of q, which is small there,
-had four times the error. Where the reference moves to this key, its weight is 1, which is not rounded.
+With an LSE, which training needs, the bound is lower: the rounded weight of a key that dominates a row would spoil the
+gradient of q. Where the reference moves to this key, its weight is 1, which is not rounded (docs/training.md).
 
 A NaN among a row's scores makes one of its p, and so its sum, factor and LSE NaN; the maximum need not propagate it.
-Where registers do not hold scores beside weights, or a score function returns numbers of any size, Hopper's kernels
-use sm90/softmax_steps.py.
+Where registers do not hold scores beside weights, or scores have any size, Hopper's use sm90/softmax_steps.py.
 """
 
 from triton.experimental import gluon
@@ -24,8 +22,6 @@ from triton.experimental.gluon import language as gl
 
 LOG2_E = gl.constexpr(1.4426950408889634)
 LN_2 = gl.constexpr(0.6931471805599453)
-HEADROOM = gl.constexpr(8.0)  # log2 of the largest p, where a maximum tells whether the reference has to move
-HEADROOM_WITH_LSE = gl.constexpr(5.0)
 MOST = gl.constexpr(32768.0)  # sum of a lane's weights up to which none exceeds fp16
 MOST_WITH_LSE = gl.constexpr(64.0)  # a lane has up to 32 weights of a tile
 LARGEST = gl.constexpr(134217728.0)  # up to |c * m| = 2^27 its rounding error is at most 4, so p stays within fp16
@@ -36,6 +32,12 @@ LOWEST = gl.constexpr(-3.4028234663852886e38)  # the lowest finite number
 class SoftmaxState:
     m: gl.tensor  # [M, 4] reference maximum, -inf while a row has seen no key
     l: gl.tensor  # [M, 4] this lane's part of the row sum of exp2(c * (s - m))
+
+
+@gluon.constexpr_function
+def headroom_of(has_lse):
+    """log2 of the largest p that moves no reference, where a maximum tells whether it has to."""
+    return 5.0 if has_lse else 8.0
 
 
 @gluon.jit

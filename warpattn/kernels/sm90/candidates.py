@@ -68,7 +68,8 @@ def described(choice: Choice) -> str:
 
 def _of_prefill(problem: Problem, target: Arch) -> Iterator[Choice]:
     """Yields the choices of dense prefill."""
-    heads_of_tile, counts = [n for n in packable(problem) if n in PACKED], KeyTiles(problem)
+    heads_of_tile = [n for n in packable(problem) if n in PACKED]
+    counts = KeyTiles(problem)
     for config in _tiles(problem):
         why = TRIED, row_words(tiling(config))
         for heads in heads_of_tile:

@@ -1,7 +1,6 @@
 """Steps of the online softmax of pieces/softmax.py that know a tile's maximum before its weights: `maximum_step` where
 registers do not hold scores beside weights, and `exact_step` for scores of any size, such as a score function may
-return. Their reference moves when a weight would exceed 2^8 (2^5 with an LSE). `early_exact_step` is `exact_step` with
-weights first.
+return. Their reference moves by `headroom_of`. `early_exact_step` is `exact_step` with weights first.
 
 p = 2^(c * s - c * m), and the product c * m is rounded. That is harmless until the rounding error is as large as the
 exponents themselves. So while |c * m| of a row is large (`largest_of`), its warp takes the branch of a moved reference,
@@ -13,8 +12,6 @@ from triton.experimental.gluon import language as gl
 
 from ..pieces.scales import has_row_scale
 from ..pieces.softmax import (
-    HEADROOM,
-    HEADROOM_WITH_LSE,
     LARGEST,
     LOWEST,
     MOST,
@@ -22,6 +19,7 @@ from ..pieces.softmax import (
     SoftmaxState,
     as_quads,
     exponent,
+    headroom_of,
     lane_max,
     lane_sum,
     lowered,
@@ -46,7 +44,7 @@ def weights_first(config, score):
 @gluon.jit
 def maximum_step(state, s, c, has_lse: gl.constexpr = False):
     """`softmax_step` that returns p before it is packed."""
-    headroom: gl.constexpr = HEADROOM_WITH_LSE if has_lse else HEADROOM
+    headroom: gl.constexpr = headroom_of(has_lse)
     quads = as_quads(s)
     mc = exponent(state.m, c)
     moved = warp_any(lane_bound(quads) * c, state.m * c + headroom)
@@ -84,8 +82,7 @@ def exact_start(s, c, lift: gl.constexpr = 0.0):
 def exact_step(state, s, c, lift: gl.constexpr = 0.0, has_lse: gl.constexpr = False):
     """`softmax_step` for scores of any size. With a `lift` every larger score moves the reference: 8-bit weights are
     most exact if a row's largest is a power of two."""
-    usual_headroom: gl.constexpr = HEADROOM_WITH_LSE if has_lse else HEADROOM
-    headroom: gl.constexpr = usual_headroom if lift == 0.0 else lift
+    headroom: gl.constexpr = headroom_of(has_lse) if lift == 0.0 else lift
     quads = as_quads(s)
     top = lane_max(quads)
     mc = exponent(state.m, c)

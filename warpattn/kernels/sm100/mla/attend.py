@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 from ...nvidia.opaque import hide_from_compiler
 from ...pieces.modifiers import exponent_scale
 from ...pieces.scales import row_scale, scores_scale
-from ...pieces.softmax import HEADROOM, HEADROOM_WITH_LSE, exponent
+from ...pieces.softmax import exponent, headroom_of
 from ..layouts import STORE_COLUMNS, element_type
 from ..prefill_2q.softmax import RowState, row_state
 from ..recompute import SpoiledTile, addressed, attend_again, power_above, runs_of
@@ -74,7 +74,7 @@ def attend_tile(ctx, state, i):
     top = gl.max(s, 1)
     m, l, alpha = state.m, state.l, gl.full_like(state.m, 1.0)
     x = row_scale(m, c)
-    headroom: gl.constexpr = HEADROOM_WITH_LSE if ctx.traits.has_lse else HEADROOM
+    headroom: gl.constexpr = headroom_of(ctx.traits.has_lse)
     moved = any_greater_of_role(top * x, m * x + headroom)
     if moved:  # only rows that need it, so that a row's bits do not depend on others in its tile
         m = gl.where(top * x > m * x + headroom, gl.maximum(m, top), m)

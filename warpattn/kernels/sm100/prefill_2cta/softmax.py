@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 
 from ...pieces.modifiers import exponent_scale
 from ...pieces.scales import row_scale
-from ...pieces.softmax import HEADROOM, HEADROOM_WITH_LSE, exponent
+from ...pieces.softmax import exponent, headroom_of
 from ..exp2 import exp2_polynomial
 from ..layouts import element_type
 from ..prefill_2q.context import p_tile
@@ -43,8 +43,7 @@ def softmax_tile(ctx, state, n, wg: gl.constexpr):
     s3 = visible_scores(ctx, n, 3, wg)
     top = maximum_or_nan(maximum_or_nan(largest(s0), largest(s1)), maximum_or_nan(largest(s2), largest(s3)))
     x = row_scale(state.m, c)
-    headroom: gl.constexpr = HEADROOM_WITH_LSE if ctx.traits.has_lse else HEADROOM
-    m = gl.where(top * x <= state.m * x + headroom, state.m, top)
+    m = gl.where(top * x <= state.m * x + headroom_of(ctx.traits.has_lse), state.m, top)
     c = row_scale(m, c)
     mc = exponent(m, c)
     alpha = gl.exp2(exponent(state.m, c) - mc)

@@ -23,7 +23,7 @@ from ...nvidia.opaque import hide_from_compiler
 from ...pieces.modifiers import exponent_scale
 from ...pieces.scales import block_scale, row_scale, scaled_rows
 from ...pieces.scheduler import Tile
-from ...pieces.softmax import HEADROOM, HEADROOM_WITH_LSE, LARGEST, exponent, lowered, warp_any
+from ...pieces.softmax import LARGEST, exponent, headroom_of, lowered, warp_any
 from ..exp2 import exp2_polynomial, row_sum
 from ..layouts import element_type, row_layout
 from ..sync import await_signal, notify
@@ -116,10 +116,9 @@ def exceeded(ctx, m, top, x):
     if ctx.config.products:
         first = m == -float("inf")
         excess = gl.fma(top, x, -exponent(m, x))
-        return warp_any(gl.where(first, top, excess), gl.where(first, m, HEADROOM), 1)
+        return warp_any(gl.where(first, top, excess), gl.where(first, m, headroom_of(False)), 1)
     else:
-        headroom: gl.constexpr = HEADROOM_WITH_LSE if ctx.traits.has_lse else HEADROOM
-        return warp_any(top * x, m * x + headroom, 1)
+        return warp_any(top * x, m * x + headroom_of(ctx.traits.has_lse), 1)
 
 
 @gluon.constexpr_function

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.scales import by_token
-from ...pieces.softmax import HEADROOM, HEADROOM_WITH_LSE, LOWEST
+from ...pieces.softmax import LOWEST, headroom_of
 from ..exponents import exponent_step, exponents
 from ..layouts import accumulator_layout, element_type
 from .attend import load_queries, value_tile, visible_scores, without_hidden
@@ -289,8 +289,7 @@ def any_exceeds(x, has_lse: gl.constexpr = False):
     warps: gl.constexpr = warps_of(x.type.layout)
     quads = x.reshape([x.shape[0] // (16 * warps), warps, 2, 8, x.shape[1] // 8, 4, 2])
     top = gl.max(gl.max(gl.max(gl.max(quads, 6), 4), 2), 0)  # [warps, 8, 4], one element a thread
-    headroom: gl.constexpr = HEADROOM_WITH_LSE if has_lse else HEADROOM
-    return gl.inline_asm(vote_asm(warps), "=r,f,f", [top, gl.full_like(top, headroom)], gl.int32) != 0
+    return gl.inline_asm(vote_asm(warps), "=r,f,f", [top, gl.full_like(top, headroom_of(has_lse))], gl.int32) != 0
 
 
 @gluon.constexpr_function

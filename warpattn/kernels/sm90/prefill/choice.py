@@ -327,8 +327,7 @@ def split(problem: Problem, best: Candidate, target: Arch) -> tuple[int, str]:
 
 def _split_times(problem: Problem, best: Candidate, target: Arch) -> dict[int, float]:
     """Time of a call in µs by number of parts, from two on; {} where tiles fill the SMs."""
-    tiling, one = best.tiling, best.times
-    heads = _tile_heads(problem, best)
+    tiling, one, heads = best.tiling, best.times, _tile_heads(problem, best)
     tiles = heads * len(one)
     short = tiling.shape.ctas > 1 or (tiling.shape.keys < 128 and tiling.wide <= 128)  # tiles meant for few keys
     most = min(MOST_PARTS, best.most_keys // LEAST_KEYS)
