@@ -66,6 +66,11 @@ class Case:
         return f"{shape}-{str(self.dtype)[6:]}-{self.mask}-{self.score}{tail}{layout}"
 
     @property
+    def has_lse(self) -> bool:
+        """Whether a test of the case returns an LSE, as about every second does: kernels without one are others."""
+        return zlib.crc32(self.name.encode()) % 2 == 0
+
+    @property
     def longest_q(self) -> int:
         return max(self.lens_q) if self.lens_q else self.seq_q
 

@@ -127,7 +127,7 @@ def wrong(arch: str, call: Drawn, poison: float) -> str:
         pages = inputs.sequence.k_pages
         values = pages[..., : LATENT.v]
         inputs = replace(inputs, k=pages, v=values, sequence=replace(inputs.sequence, v_pages=values))
-    return unlike_clean(arch, call, inputs, attend(poisoned(inputs, poison), f"simulate:{arch}"))
+    return unlike_clean(arch, call, inputs, attend(poisoned(inputs, poison), f"simulate:{arch}", call.has_lse))
 
 
 CALLS = [(arch, seed) for arch, seeds in SEEDS.items() for seed in seeds]
@@ -144,6 +144,6 @@ def test_what_is_hidden_changes_nothing(arch, seed):
 
 
 def test_a_mask_that_hides_less_is_seen(monkeypatch):
-    wider = lambda x, _, attend=attend: attend(replace(x, mask=None), "reference")  # noqa: E731
+    wider = lambda x, *_, attend=attend: attend(replace(x, mask=None), "reference")  # noqa: E731
     monkeypatch.setitem(globals(), "attend", wider)
     assert "NaN" in wrong("sm90", LATENT_CALLS["window"], POISONS[0])

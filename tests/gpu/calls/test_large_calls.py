@@ -23,13 +23,14 @@ SCORES = 10**8  # at most, of a call: the reference keeps them in fp32
 LENGTHS = (100, 129, 500, 729, 1024, 2048, 3000, 4096)
 PAGED_LENGTHS = (1, 63, 1000, 4096, 20_000)
 HEADS = ((8, 8), (16, 16), (32, 8), (64, 8), (28, 4), (48, 1))
-DIMS = (40, 64, 80, 96, 128, 128, 192, 256)
+DIMS = (40, 64, 64, 72, 80, 96, 128, 128, 128, 160, 192, 256)
+VALUES = (0, 0, 0, 64, 128)  # other head dims of values
 ERROR = 0.03  # of a head's norm; gradients have five products and a rounding more
 ERROR_OF_GRADIENTS = 0.05
 TILE = 64
 NOISE = 0.01  # of each element, where a gradient is a difference that is nearly 0
 
-Run = Callable[[Any], tuple[Tensor, Tensor]]
+Run = Callable[[Any, bool], tuple[Tensor, Tensor | None]]  # of a backend, and whether an LSE is returned
 
 
 class Large(NamedTuple):
@@ -45,17 +46,18 @@ def dense(chance: random.Random) -> Large:
     """`attention`, with every second one deterministic."""
     heads, heads_kv = chance.choice(HEADS)
     dim, keys = chance.choice(DIMS), chance.choice(LENGTHS)
+    dim_v = chance.choice(VALUES) or dim
     queries = chance.choice((keys, keys, chance.choice(LENGTHS)))
     batch = max(1, min(16, SCORES // (heads * queries * keys)))
     dtype = chance.choice((torch.bfloat16, torch.float16))
-    shapes = ((batch, queries, heads, dim), *[(batch, keys, heads_kv, dim)] * 2)
+    shapes = ((batch, queries, heads, dim), (batch, keys, heads_kv, dim), (batch, keys, heads_kv, dim_v))
     leaves = tuple(normal(shape, dtype).requires_grad_() for shape in shapes)
-    terms = {"mask": mask(chance), "score": score(chance, heads), "return_lse": True}
+    terms = terms_of(chance, heads)
 
-    def run(backend: Any) -> Any:
-        return wa.attention(*leaves, **terms, backend=backend)
+    def run(backend: Any, has_lse: bool) -> Any:
+        return wa.attention(*leaves, **terms, return_lse=has_lse, backend=backend)
 
-    return Large(f"{batch}x{queries}x{keys} {heads}/{heads_kv} {dim} {terms}", run, leaves, (1, 3))
+    return Large(f"{batch}x{queries}x{keys} {heads}/{heads_kv} {dim}/{dim_v} {terms}", run, leaves, (1, 3))
 
 
 def ragged(chance: random.Random) -> Large:
@@ -67,10 +69,10 @@ def ragged(chance: random.Random) -> Large:
     ends = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
     dtype = chance.choice((torch.bfloat16, torch.float16))
     leaves = tuple(normal((sum(lengths), h, dim), dtype).requires_grad_() for h in (heads, heads_kv, heads_kv))
-    terms = {"mask": mask(chance), "score": score(chance, heads), "return_lse": True}
+    terms = terms_of(chance, heads)
 
-    def run(backend: Any) -> Any:
-        return wa.attention_varlen(*leaves, wa.Ragged(ends), **terms, backend=backend)
+    def run(backend: Any, has_lse: bool) -> Any:
+        return wa.attention_varlen(*leaves, wa.Ragged(ends), **terms, return_lse=has_lse, backend=backend)
 
     return Large(f"{lengths} {heads}/{heads_kv} {dim} {terms}", run, leaves, (-1,))
 
@@ -89,8 +91,8 @@ def paged(chance: random.Random) -> Large:
     kv = wa.PagedKV(keys, values, table, torch.tensor(lengths, dtype=torch.int32, device="cuda"))
     q = normal((len(lengths), tokens, heads, dim), torch.bfloat16)
 
-    def run(backend: Any) -> Any:
-        return wa.attention_paged(q, kv, mask=wa.Causal(), return_lse=True, backend=backend)
+    def run(backend: Any, has_lse: bool) -> Any:
+        return wa.attention_paged(q, kv, mask=wa.Causal(), return_lse=has_lse, backend=backend)
 
     return Large(f"{lengths} pages of {page} {heads}/{heads_kv} {dim} x{tokens}", run, (), (1, 3))
 
@@ -100,10 +102,17 @@ def normal(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.randn(shape, device="cuda", dtype=dtype)
 
 
+def terms_of(chance: random.Random, heads: int) -> dict[str, Any]:
+    """A mask, a score function and sinks."""
+    sinks = torch.randn(heads, device="cuda") if chance.random() < 0.2 else None
+    return {"mask": mask(chance), "score": score(chance, heads), "sinks": sinks}
+
+
 def mask(chance: random.Random) -> Any:
     """A mask of indices."""
-    window = wa.SlidingWindow(chance.choice((64, 500)))
-    return chance.choice((None, wa.Causal(), wa.Causal(), window, wa.Prefix(200) | window))
+    window = wa.SlidingWindow(chance.choice((64, 128, 500)), right=chance.choice((0, 0, 40)))
+    chunks = wa.Chunked(chance.choice((300, 1024))) & wa.Causal()
+    return chance.choice((None, wa.Causal(), wa.Causal(), window, window, wa.Prefix(200) | window, chunks))
 
 
 def score(chance: random.Random, heads: int) -> Any:
@@ -134,9 +143,11 @@ def test_every_head_of_a_large_call(seed: int) -> None:
     torch.manual_seed(seed)
     call = (dense, dense, ragged, paged)[seed % 4](chance)
     backend = wa.Backend("auto", deterministic=True) if call.leaves and seed % 8 < 4 else "auto"
-    out, lse = call.run(backend)
-    truth, true_lse = call.run("reference")
-    assert worst(out, truth, call.rows) <= ERROR, call.text
+    out, lse = call.run(backend, True)
+    truth, true_lse = call.run("reference", True)
+    with torch.no_grad():
+        alone = call.run(backend, False)  # references move later
+    assert max(worst(x, truth, call.rows) for x in (out, alone)) <= ERROR, call.text
     assert torch.equal(lse.isneginf(), true_lse.isneginf()), call.text
     assert ((lse - true_lse).nan_to_num(0.0).abs() <= ERROR).all(), call.text
     if call.leaves:

@@ -38,6 +38,7 @@ def test_draws_repeat_and_differ():
     assert len({call.case.mask for call in calls}) > 15
     assert {call.case.kind for call in calls} == {"dense", "ragged", "paged", "paged-ragged"}
     assert any(call.trains for call in calls) and any(call.stored for call in calls)
+    assert {call.has_lse for call in calls if not call.trains} == {True, False}
     many = [draw(arch, seed) for arch in LIMITS for seed in range(SEEDS)]
     assert {len(call.stored) for call in many} == {0, 1, 2, 3}, "products of 8 bits and latents among them"
     assert {per for call in many for per in call.stored} >= {"tensor", "head", "token", 64, 128, "128 rows"}
@@ -48,7 +49,7 @@ def test_draws_repeat_and_differ():
 )
 def test_a_mask_that_hides_more_keys_is_seen(stored, latent, monkeypatch):
     attend = random_calls.attend
-    narrower = lambda x, _: attend(replace(x, mask=wa.SlidingWindow(45)), "reference")  # noqa: E731
+    narrower = lambda x, *_: attend(replace(x, mask=wa.SlidingWindow(45)), "reference")  # noqa: E731
     monkeypatch.setattr(random_calls, "attend", narrower)
     case = Case(batch=1, seq_q=50, seq_k=50, dim=64, dtype=torch.bfloat16, mask="causal")
     if latent:
