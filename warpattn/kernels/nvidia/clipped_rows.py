@@ -68,3 +68,15 @@ class ClippedColumns:
         for part in gl.static_range(len(smem)):
             tma.async_store(self.maps[part], [FAR, offset, FAR - length + row, head, column], smem[part])
             column += smem[part].shape[4]
+
+
+@gluon.constexpr_function
+def tile_box(rows, cols, clipped, packed=1):
+    """Shape of a tile's TMA box, with rows of `packed` heads: 4-D, or 5-D for `ClippedRows`."""
+    return (1,) * (1 + clipped) + (rows // packed, packed, cols)
+
+
+@gluon.constexpr_function
+def stacked(count, box):
+    """Shape of `count` tiles."""
+    return (count, *box)

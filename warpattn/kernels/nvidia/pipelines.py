@@ -21,6 +21,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from .clipped_rows import stacked, tile_box
+
 
 @gluon.aggregate
 class PipelineState:
@@ -132,18 +134,6 @@ def make_pipeline(
     for i in gl.static_range(more):
         mbarrier.init(bars.index(2 * stages + i), count=arrivals_of_more)
     return StagedPipeline(smem, bars, stages, parts, 1)
-
-
-@gluon.constexpr_function
-def tile_box(rows, cols, clipped, packed=1):
-    """Shape of a tile's TMA box, with rows of `packed` heads: 4-D, or 5-D for `ClippedRows`."""
-    return (1,) * (1 + clipped) + (rows // packed, packed, cols)
-
-
-@gluon.constexpr_function
-def stacked(count, box):
-    """Shape of `count` tiles."""
-    return (count, *box)
 
 
 @gluon.jit

@@ -35,12 +35,6 @@ def slot_box(config):
 
 
 @gluon.constexpr_function
-def stacked(count, box):
-    """`count` boxes, one after the other."""
-    return [count, *box]
-
-
-@gluon.constexpr_function
 def box_layout(box, dtype, halved=None):
     """Swizzled layout of a box as TMA writes it and the tensor core reads it; a pair's CTAs have halves of dimension
     `halved`."""

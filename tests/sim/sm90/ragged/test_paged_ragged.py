@@ -40,17 +40,17 @@ APART = (("combine.separate_kernel", True),)
 BLOCKS = (("schedule.sums", LengthSums(once=False)),)
 
 
-def ready_for(x: Inputs) -> CheckedCall:
+def ready_for(x: Inputs, has_lse: bool = True) -> CheckedCall:
     """The checked call as on a card, where no offset is read back."""
-    call = Call(x.q, x.k, x.v, x.sequence, x.mask, x.score, x.sinks, None, True, None, "simulate:sm90")
+    call = Call(x.q, x.k, x.v, x.sequence, x.mask, x.score, x.sinks, None, has_lse, None, "simulate:sm90")
     return validate(call, read_values=False)
 
 
-def run(step: Step, x: Inputs, programs: int = 4, **options):
-    """(out, lse, names of launches, findings); outputs lie between margins, which must stay as they are."""
-    ready = ready_for(x)
+def run(step: Step, x: Inputs, programs: int = 4, has_lse: bool = True, **options):
+    """(out, lse or None, names of launches, findings); outputs are between margins, which must stay as they are."""
+    ready = ready_for(x, has_lse)
     around = torch.full((len(x.q) + 2 * MARGIN, step.heads, step.dim), torch.nan, dtype=x.q.dtype)
-    lse = torch.full((step.heads, len(x.q)), torch.nan)
+    lse = torch.full((step.heads, len(x.q)), torch.nan) if has_lse else None
     out = around[MARGIN:-MARGIN]
     operands = fitted(Operands(x.q, x.k, x.v, out, lse, x.sinks))
     choice = choose(ready.problem, ARCHS["sm90"], PlanOptions(batch_invariant=step.invariant, decoded=step.decoded))
@@ -152,22 +152,23 @@ BITS = {
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("has_lse", [True, False])
 @pytest.mark.parametrize("name", drawn(BITS, ["narrow-window"]))
-def test_a_token_has_the_same_bits_in_every_step(name, sums_in_one_order):
+def test_a_token_has_the_same_bits_in_every_step(name, has_lse, sums_in_one_order):
     """A prompt in one step beside others, its end in a later one, and its last token by itself: scores are so large
     that the references of some of a warp's rows move."""
     step = replace(BITS[name], invariant=True, mask=InOrder(BITS[name].mask))
     x = tensors(step)
     x = replace(x, q=x.q * 6)
-    whole, lse, _, found = run(step, x, schedule="eager")
+    whole, lse, _, found = run(step, x, has_lse=has_lse, schedule="eager")
     assert not found
     check(x, whole, lse)
     length = step.queries[0]
     for count, longest in ((length - 37, 4096), (5, 5), (1, 1)):
-        part, part_lse, _, found = run(step, shares(x, count, longest), schedule="eager")
+        part, part_lse, _, found = run(step, shares(x, count, longest), has_lse=has_lse, schedule="eager")
         assert not found
         assert torch.equal(part, whole[length - count : length])
-        assert torch.equal(part_lse, lse[:, length - count : length])
+        assert part_lse is None or torch.equal(part_lse, lse[:, length - count : length])
 
 
 def test_rows_after_the_last_sequence_are_not_written():

@@ -14,7 +14,7 @@ from warpattn.language.nodes import Program
 from ...pieces.codegen import INDEX_SYMBOLS, SCORE_SYMBOLS, compile_function
 from ...pieces.element_type import element_type
 from ...pieces.signature import ALIGNED, captured_types, kernel_source, modifier_functions, with_slope
-from ..pipelines import tile_box
+from ..clipped_rows import tile_box
 from .arguments import AdjointFunctions, BackwardPrograms, CapturedPrograms, DeviceCode
 from .captured import captured_kernel
 from .finish import finish_kernel

@@ -19,11 +19,12 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 )
 from triton.language.core import base_value
 
+from ...nvidia.clipped_rows import stacked
 from ...nvidia.kv_ring import KVPipeline, SharedKVPipeline
 from ...nvidia.strided import Strided
 from ...pieces.modifiers import Modifiers
 from ...pieces.scheduler_split import TileRun
-from ..layouts import box_layout, element_type, key_box, stacked
+from ..layouts import box_layout, element_type, key_box
 from ..recompute import KeyColumns, addressed, runs_of
 from ..sync import make_signal
 from ..token_scales import CONVERTING, TokenScales, values_end

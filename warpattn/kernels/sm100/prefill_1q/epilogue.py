@@ -14,11 +14,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout, fma2, mul2, tma
 
+from ...nvidia.clipped_rows import stacked
 from ...pieces.modifiers import exponent_scale
 from ...pieces.scales import row_scale
 from ...pieces.softmax import LOWEST, Denominator, exponent
 from ..exp2 import row_sum
-from ..layouts import box_layout, element_type, query_box, row_layout, stacked
+from ..layouts import box_layout, element_type, query_box, row_layout
 from ..prefill_2q.context import row_positions
 from ..prefill_2q.epilogue import finish, finish_stores, load_sink, no_values, store_block
 from ..sync import await_signal, signal

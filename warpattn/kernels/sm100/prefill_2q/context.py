@@ -28,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
 )
 from triton.language.core import base_value
 
+from ...nvidia.clipped_rows import stacked
 from ...nvidia.kv_ring import (
     KVConsumerPipeline,
     KVProducerPipeline,
@@ -53,7 +54,6 @@ from ..layouts import (
     row_layout,
     scale_layout,
     slot_box,
-    stacked,
 )
 from ..sync import init_signal, make_signal, number_of
 from ..token_scales import TokenScales, values_end

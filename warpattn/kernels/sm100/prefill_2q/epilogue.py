@@ -8,11 +8,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shared, mul2, tma
 
+from ...nvidia.clipped_rows import stacked
 from ...pieces.modifiers import exponent_scale, natural_scale
 from ...pieces.scales import has_scale, output_scale
 from ...pieces.softmax import LN_2, finish_rows
 from ..exp2 import row_sum
-from ..layouts import box_layout, element_type, halved_rows, query_box, row_layout, stacked
+from ..layouts import box_layout, element_type, halved_rows, query_box, row_layout
 from ..sync import any_greater_of_role
 from .context import row_positions
 

@@ -10,8 +10,9 @@ from triton.experimental.gluon.language.nvidia.blackwell import (
     tensor_memory_descriptor,
 )
 
+from ...nvidia.clipped_rows import stacked
 from ...nvidia.kv_ring import KVPipeline
-from ..layouts import box_layout, element_type, stacked
+from ..layouts import box_layout, element_type
 from ..mla.context import copy_columns, key_blocks
 from ..recompute import KeyColumns, addressed, power_above, runs_of
 

@@ -4,7 +4,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from ...nvidia.pipelines import PipelineState, stacked, tile_box
+from ...nvidia.clipped_rows import stacked, tile_box
+from ...nvidia.pipelines import PipelineState
 from ..column_slices import columns_of
 from ..layouts import element_type
 

@@ -121,12 +121,12 @@ def start_softmax(ctx, s):
 
 
 @gluon.jit
-def step_softmax(ctx, state, s):
+def step_softmax(ctx, state, s, few):
     """(state, P, moved, alpha) of the next scores, see `softmax_step`; P is packed if `weights_first`."""
     c = exponent_scale(ctx)
     if weights_first(ctx.config, ctx.mods.score):
         step: gl.constexpr = softmax_step if ctx.mods.score is None else early_exact_step
-        return step(state, s, c, element_type(ctx.config.weights), ctx.has_lse)
+        return step(state, s, c, element_type(ctx.config.weights), ctx.has_lse, few)
     elif ctx.mods.score is not None or ctx.config.products:
         return exact_step(state, s, c, lift_of(ctx.config), ctx.has_lse)
     else:
@@ -162,7 +162,10 @@ def advance(ctx, state, tile, queries, span, i, wg):
     if config.q_stages == 1:
         ctx.rings.q.consumer_release(queries.q_state, i == span.total - 1)
     s = visible_scores(ctx, s, tile, span.key_tile(i), i < span.masked, wg)
-    return finish_keys(ctx, state, s, o, (i == 1) & (span.masked > 0) & (ctx.mods.keep is not None))
+    few = False
+    if ctx.moves_early and ctx.mods.keep is not None:
+        few = (i == 1) & (span.masked > 0) & (span.masked < span.total)
+    return finish_keys(ctx, state, s, o, few)
 
 
 @gluon.jit
@@ -172,7 +175,7 @@ def finish_keys(ctx, state, s, o, few):
     if plain_bytes(config, ctx.mods.score):
         softmax, p, moved, alpha = step_in_bytes(state.softmax, s, exponent_scale(ctx), few)
     else:
-        softmax, p, moved, alpha = step_softmax(ctx, state.softmax, s)
+        softmax, p, moved, alpha = step_softmax(ctx, state.softmax, s, few)
         p = scaled_weights(ctx, p, s, state.k)
     release_keys(ctx, state.k, False)
     if ctx.config.overlaps:

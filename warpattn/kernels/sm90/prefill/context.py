@@ -119,14 +119,12 @@ class Context:
     config: gl.constexpr
     has_sinks: gl.constexpr
     has_lse: gl.constexpr
+    moves_early: gl.constexpr  # references move in the second tile after a masked one, where rows have seen few keys
 
     @gluon.jit
     def with_scale(self, scale):
         """The context with another softmax scale."""
-        return Context(
-            self.tensors, self.rings, self.work, self.mods, scale, self.scales, self.config, self.has_sinks,
-            self.has_lse,
-        )  # fmt: skip
+        return gl.aggregate_replace(self, scale=scale)
 
 
 @gluon.jit

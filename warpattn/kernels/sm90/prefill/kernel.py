@@ -91,7 +91,8 @@ def prefill_kernel(
     gdc_wait()  # the preceding kernels have ended and their writes are visible
     if not config.split:  # CTAs of a combining kernel would gather on the few idle SMs
         gdc_launch_dependents()
-    ctx = Context(tensors, rings, work, mods, softmax_scale(scale, config), scale, config, has_sinks, has_lse)
+    early: gl.constexpr = has_lse or config.products
+    ctx = Context(tensors, rings, work, mods, softmax_scale(scale, config), scale, config, has_sinks, has_lse, early)
     start_roles(ctx)
 
 

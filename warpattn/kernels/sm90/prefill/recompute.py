@@ -190,7 +190,7 @@ def attend_block(ctx, left, block, phase):
     for i in range(span.total):
         visited = VisitedKeys(span, i, span.key_tile(i))
         s = scores(ctx, left, visited, phase)
-        softmax, p, moved, alpha = step_softmax(ctx, softmax, s)
+        softmax, p, moved, alpha = step_softmax(ctx, softmax, s, False)
         if moved:
             o = rescale(o, alpha)
         if weights_first(config, ctx.mods.score):

@@ -7,7 +7,7 @@ from triton.experimental.gluon import GluonASTSource
 
 from warpattn.problem.operands import Features
 
-from ...nvidia.pipelines import tile_box
+from ...nvidia.clipped_rows import tile_box
 from ...pieces.signature import ALIGNED, kernel_source
 from ..signature import attention_source, map_types
 from .config import SM90Config

@@ -64,6 +64,7 @@ class VarlenConfig:
     ragged_queries: bool  # queries are packed end to end; else every sequence has the same number
     box: int  # rows of a TMA box of keys; 0: ordinary copies, row by row
     copied: bool = False  # reads 16-bit copies of K and V that a preceding launch makes (sm90/copies)
+    same_bits: bool = False  # a row has the same bits wherever it is in a tile, so its references move by one rule
 
     @cached_property
     def topology(self) -> Topology:
@@ -139,7 +140,8 @@ def choose(
         parts, split_why = split(usual, best.candidate, target)
     tiles = best.config if parts == 1 else shared_out(best.config)
     box = min(box, tiles.block_n)
-    config = VarlenConfig(tiles, problem.page_size, problem.ragged_queries, box)
+    one_rule = options.batch_invariant and (problem.has_lse or parts > 1 or tiles.products)
+    config = VarlenConfig(tiles, problem.page_size, problem.ragged_queries, box, same_bits=one_rule)
     blocks = _most_blocks(problem, tiles.tokens)
     section, section_why = _section(problem, target)
     grid = max(1, min(target.processors, blocks * problem.heads_q // tiles.packed * parts))

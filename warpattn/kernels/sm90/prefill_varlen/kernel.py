@@ -106,7 +106,8 @@ def prefill_varlen_kernel(
     tensors = VarlenTensors(q, k, v, o, lse_ptr, sinks_ptr, list_ptr + COUNTER)
     mods = modifiers(functions, mask_args, score_args)
     scores = softmax_scale(scale, config.tiles)
-    ctx = Context(tensors, rings, work, mods, scores, scale, config.tiles, has_sinks, has_lse)
+    early: gl.constexpr = not config.same_bits and (has_lse or config.tiles.products)
+    ctx = Context(tensors, rings, work, mods, scores, scale, config.tiles, has_sinks, has_lse, early)
     if gl.program_id(0) < work.total():  # the host does not know the number of tiles when it makes the grid
         start_roles(ctx)
 

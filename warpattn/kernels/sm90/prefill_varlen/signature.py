@@ -8,8 +8,8 @@ from triton.experimental.gluon import GluonASTSource
 from warpattn.language.nodes import Program
 from warpattn.problem.operands import Features
 
+from ...nvidia.clipped_rows import tile_box
 from ...nvidia.order_kernel import order_kernel
-from ...nvidia.pipelines import tile_box
 from ...pieces.signature import captured_types, kernel_source, modifier_functions
 from ..prefill.context import output_type
 from ..prefill.eight_bit.rings import query_type, stored_type

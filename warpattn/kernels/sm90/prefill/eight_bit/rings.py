@@ -5,7 +5,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from ....nvidia.pipelines import stacked
+from ....nvidia.clipped_rows import stacked
 from ....pieces.scales import OfTokens
 from ...layouts import element_type
 
