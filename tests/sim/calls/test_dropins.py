@@ -105,3 +105,18 @@ def test_functions_and_a_block_mask_of_flex_attention():
     out, lse = flex.flex_attention(*transposed, score, mask, enable_gqa=True, return_lse=True)
     inputs = Inputs(q, k, v, mask=flex.mask_of(mask), score=flex.score_of(score), soft_cap=True)
     check(inputs, out.transpose(1, 2), lse)
+
+
+def test_functions_that_the_language_composes():
+    """Sines, rounding and activation functions, beside the same torch functions of a score matrix."""
+
+    def score(s, b, h, q_idx, kv_idx):
+        turned = torch.sin(s * 9.0) + torch.cos((q_idx - kv_idx) * 0.3)
+        grown = torch.nn.functional.gelu(s) + torch.nn.functional.softplus(s) + torch.special.expit(s * 40.0)
+        return turned + grown + torch.erf(s) * torch.round(s) + (torch.abs(s) + 0.1) ** 0.3
+
+    q, k, v = (normal(1, H, 40, D) for _ in range(3))
+    out = flex.flex_attention(q, k, v, score)
+    places = torch.arange(40)
+    scores = score(q.float() @ k.float().mT * D**-0.5, 0, None, places[:, None], places)
+    torch.testing.assert_close(out.float(), scores.softmax(-1) @ v.float(), atol=2e-2, rtol=2e-2)

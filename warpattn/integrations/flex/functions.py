@@ -1,7 +1,7 @@
 """Translates torch's functions and methods to operations on one score or index, a number or symbol (`language.expr`).
 
 `function(name)` finds one by torch's name of a function (`where`), a method (`masked_fill`) or an operator
-(`__radd__`). Others (sin, erf, random numbers, reductions, ...) do not exist in the language of masks.
+(`__radd__`). Others (random numbers, reductions, gamma functions, ...) do not exist in the language of masks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from warpattn.integrations.flex import elementary
+from warpattn.integrations.flex.elementary import is_float, root, truncate
 from warpattn.language import expr
 from warpattn.language.expr import Expr
 
@@ -34,7 +36,7 @@ class NoMethod(NoTranslation, AttributeError):
 
 def function(name: str) -> Callable[..., Any] | None:
     """Return the translation of torch's function, method or operator `name`; None if there is none."""
-    name = name.strip("_")
+    name = name.strip("_").removeprefix("special_")
     if name[:1] == "r" and name[1:] in BINARY and name not in FUNCTIONS:
         plain = FUNCTIONS[name[1:]]
         return lambda a, b: plain(b, a)
@@ -95,7 +97,7 @@ def _divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
         return a / b
     if rounding_mode == "floor":
         return a // b
-    return _truncate(a / b) if _is_float(a, b) else _quotient_to_zero(a, b)
+    return truncate(a / b) if is_float(a, b) else _quotient_to_zero(a, b)
 
 
 def _quotient_to_zero(a: Any, b: Any) -> Any:
@@ -103,39 +105,21 @@ def _quotient_to_zero(a: Any, b: Any) -> Any:
     return down + ((down * b != a) & ((a < 0) != (b < 0))) * 1
 
 
-def _is_float(*values: Any) -> bool:
-    return any(isinstance(x, float) or (isinstance(x, Expr) and x.dtype == "float") for x in values)
-
-
-def _truncate(x: Any) -> Any:
-    """Round floats towards zero; from 2^23 on they are whole numbers."""
-    return expr.where(abs(x) < 2.0**23, expr.to_float(expr.to_int(x)), x) if _is_float(x) else x
-
-
-def _floor(x: Any) -> Any:
-    cut = _truncate(x)
-    return cut - expr.where(cut > x, 1.0, 0.0) if _is_float(x) else x
-
-
 def _power(x: Any, n: Any) -> Any:
     if isinstance(n, Expr):
         if isinstance(x, int) and x == 2 and n.dtype in ("int", "int64"):
             return 1 << n
-        if not isinstance(x, (int, float)) or x <= 0 or not _is_float(x, n):
+        if not isinstance(x, (int, float)) or x <= 0 or not is_float(x, n):
             raise NoTranslation("a power with this base and an exponent that is not a constant has no translation")
         return expr.exp(n * math.log(x))
-    if n in (0.5, -0.5):
-        return _root(x, n)
-    if n != int(n) or abs(n) > LARGEST_POWER:
-        raise NoTranslation(f"the power {n} has no translation; 0.5, -0.5 and ints up to {LARGEST_POWER} have one")
+    if n != int(n):
+        return root(x, n)
+    if abs(n) > LARGEST_POWER:
+        raise NoTranslation(f"the power {n} has no translation; fractions and ints up to {LARGEST_POWER} have one")
     product: Any = 1
     for _ in range(abs(int(n))):
         product = x * product
     return 1.0 / product if n < 0 else product
-
-
-def _root(x: Any, power: float = 0.5) -> Any:
-    return expr.exp(expr.log(x) * power)
 
 
 def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
@@ -156,16 +140,11 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "pow": _power,
     "pos": lambda x: x,
     "square": lambda x: x * x,
-    "sign": lambda x: expr.where(x > 0, 1, expr.where(x < 0, -1, 0)),
-    "floor": _floor,
-    "ceil": lambda x: -_floor(-x),
-    "trunc": _truncate,
     "minimum": expr.minimum,
     "maximum": expr.maximum,
     "clamp": _clamp,
     "clamp_min": lambda x, min: expr.maximum(x, min),
     "clamp_max": lambda x, max: expr.minimum(x, max),
-    "relu": lambda x: expr.maximum(x, 0),
 }
 
 _LOGIC: dict[str, Callable[..., Any]] = {
@@ -177,21 +156,6 @@ _LOGIC: dict[str, Callable[..., Any]] = {
     "masked_fill": lambda x, mask, value: expr.where(mask, value, x),
     "isnan": lambda x: x != x,
     "isinf": lambda x: abs(x) == math.inf,
-}
-
-_FLOATS: dict[str, Callable[..., Any]] = {
-    "exp": expr.exp,
-    "exp2": lambda x: expr.exp(x * math.log(2.0)),
-    "expm1": lambda x: expr.exp(x) - 1.0,
-    "log": expr.log,
-    "log2": lambda x: expr.log(x) * (1.0 / math.log(2.0)),
-    "log10": lambda x: expr.log(x) * (1.0 / math.log(10.0)),
-    "log1p": lambda x: expr.log(x + 1.0),
-    "tanh": expr.tanh,
-    "sigmoid": lambda x: 1.0 / (expr.exp(-x) + 1.0),
-    "sqrt": _root,
-    "rsqrt": lambda x: _root(x, -0.5),
-    "reciprocal": lambda x: 1.0 / x,
 }
 
 _KINDS: dict[str, Callable[..., Any]] = {
@@ -216,11 +180,12 @@ _KINDS: dict[str, Callable[..., Any]] = {
     "full_like": lambda x, fill_value, dtype=None: _full(x, (), fill_value, dtype=dtype),
 }
 
-FUNCTIONS = _OPERATORS | _ARITHMETIC | _LOGIC | _FLOATS | _KINDS
+FUNCTIONS = _OPERATORS | _ARITHMETIC | _LOGIC | elementary.FUNCTIONS | _KINDS
 _ALIASES = {
     "sub": "subtract", "mul": "multiply", "div": "divide true_divide truediv", "floordiv": "floor_divide",
     "mod": "remainder", "neg": "negative", "abs": "absolute", "minimum": "min fmin",
-    "maximum": "max fmax", "clamp": "clip", "lt": "less", "le": "less_equal", "gt": "greater",
+    "maximum": "max fmax", "clamp": "clip", "sigmoid": "expit", "sign": "sgn", "log_sigmoid": "logsigmoid",
+    "trunc": "fix", "lt": "less", "le": "less_equal", "gt": "greater",
     "ge": "greater_equal", "ne": "not_equal", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
     "invert": "bitwise_not", "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
 }  # fmt: skip

@@ -275,8 +275,8 @@ def test_in_compiled_functions():
 
 
 UNTRANSLATED = {
-    "sin": (lambda s, b, h, q, k: torch.sin(s), "torch's sin has no translation"),
-    "method": (lambda s, b, h, q, k: s.erf(), "erf of a number has no translation"),
+    "lgamma": (lambda s, b, h, q, k: torch.lgamma(s), "torch's lgamma has no translation"),
+    "method": (lambda s, b, h, q, k: s.digamma(), "digamma of a number has no translation"),
     "if": (lambda s, b, h, q, k: s if q > k else -s, "a symbol has no truth value"),
     "math": (lambda s, b, h, q, k: __import__("math").exp(s), "a symbol is not a number yet"),
     "range": (lambda s, b, h, q, k: sum(range(k)) + s, "a symbol is not a number yet"),
@@ -287,7 +287,7 @@ UNTRANSLATED = {
     "float index": (lambda s, b, h, q, k: s + SLOPES[h * 0.5], r"a tensor of shape \(4,\) read at a float"),
     "slice": (lambda s, b, h, q, k: s + TABLE[h, :], r"read at slice\(None, None, None\) instead of an int"),
     "symbol indexed": (lambda s, b, h, q, k: s[0], "an index of a number has no translation"),
-    "root": (lambda s, b, h, q, k: s**0.3, "the power 0.3 has no translation"),
+    "power": (lambda s, b, h, q, k: s**9, "the power 9 has no translation"),
     "exponent": (lambda s, b, h, q, k: s**k, "a power with this base"),
     "new tensor": (lambda s, b, h, q, k: s + s.new_ones(3), r"a new tensor of shape \(3,\) has no translation"),
     "sum": (lambda s, b, h, q, k: s.sum(), "sum of a number has no translation"),
