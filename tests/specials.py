@@ -155,7 +155,7 @@ def _visible(inputs: Inputs, draw: torch.Generator) -> Inputs:
         added[..., 3, :] = LOWEST
         added[..., 5, :] = torch.where(torch.rand(added.shape[-1], generator=draw) < 0.5, LOWEST, -torch.inf)
         added[..., 7, ::3] = LOWEST
-        added[..., 9, 4] = torch.nan
+        added[..., 9, 4:5] = torch.nan
         added[..., 11, :] = -1e35
     if inputs.sinks is not None:
         inputs.sinks[0] = torch.nan
