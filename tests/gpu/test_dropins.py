@@ -32,6 +32,14 @@ def heads_first(*tensors: Tensor) -> list[Tensor]:
 
 
 SLOPES = (0.5, 0.25, 0.125, 0.0625, 0.03, 0.02, 0.01, 0.005)
+COMPOSED = {
+    "sine": lambda s: torch.sin(s * 3.0),
+    "cosine, erf": lambda s: torch.cos(s) + torch.erf(s),
+    "rounding": lambda s: torch.round(s * 4.0) * 0.25 + torch.frac(s) + torch.fmod(s, 0.7),
+    "gelu": lambda s: F.gelu(s) + F.softplus(s),
+    "powers": lambda s: (torch.abs(s) + 0.1) ** 0.3 + torch.logaddexp(s, 2.0 * s),
+    "sigmoid, relu": lambda s: torch.special.expit(s * 40.0) + F.relu(s) + F.silu(s),
+}
 OPTIONS = {
     "nothing": ({}, {}),
     "causal": ({"causal": True}, {"mask": wa.Causal()}),
@@ -215,3 +223,18 @@ def test_functions_for_flex_attention(name):
         q, k, v, mask=mask_of(blocks), score=None if score is None else score_of(score), soft_cap=score is not None
     )
     check(inputs, out.transpose(1, 2))
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_functions_that_the_language_composes(name):
+    """Values and gradients beside the same torch functions of a score matrix."""
+    size, function = 200, COMPOSED[name]
+    q, k, v = (normal(B, H, size, D).requires_grad_() for _ in range(3))
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    out = flex_attention(q, k, v, score_mod=lambda s, b, h, q_idx, kv_idx: function(s))
+    expected = function(wide[0] @ wide[1].mT * D**-0.5).softmax(-1) @ wide[2]
+    dout = normal(B, H, size, D)
+    gradients = torch.autograd.grad(out, (q, k, v), dout)
+    torch.testing.assert_close(out.double(), expected, atol=1e-2, rtol=1e-2)
+    for ours, exact in zip(gradients, torch.autograd.grad(expected, wide, dout.double()), strict=True):
+        assert (ours - exact).norm() < 1e-2 * exact.norm()

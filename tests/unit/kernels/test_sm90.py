@@ -7,6 +7,7 @@ pytest.importorskip("triton")
 from tests.drawn import drawn
 from tests.unit.kernels.backward.test_sm90_backward import innermost_loops, spills
 from tests.unit.kernels.sm90_builds import chosen, compiled, products
+from warpattn.kernels.sm90.prefill.choice import tiles_of
 from warpattn.kernels.sm90.prefill.config import (
     ALIGNMENT,
     RECOMPUTE_BARRIERS,
@@ -18,6 +19,7 @@ from warpattn.kernels.sm90.prefill.config import (
     split_dim,
     split_values,
     value_blocks,
+    with_tile,
 )
 from warpattn.kernels.sm90.prefill.recompute import recomputed_blocks
 from warpattn.machine_code.roles import role_faults
@@ -43,6 +45,8 @@ CONFIGS = {
 }
 # One of each way to pad a head dim or to cut it in parts.
 WIDTHS = (16, 48, 80, 96, 128, 144, 160, 176, 192, 208, 224, 256, 272, 288, 320, 384, 512)
+# Head dims whose tiles of three warpgroups fill most of the registers.
+TIGHT = {f"{a}/{b}": (a, b) for a, b in ((176, 176), (168, 168), (192, 192), (192, 128), (192, 160), (96, 192))}
 # Bytes of stack the compiler spills to, measured with Triton 3.9.0. With products of 8 bits three warpgroups keep there
 # what a tile of queries needs once; with two, as for short sequences, they spill nothing.
 STACK = {
@@ -114,6 +118,16 @@ def products_overlap(config: SM90Config) -> None:
     products = sum(n for name, n in counts.items() if name.startswith(("HGMMA", "QGMMA")))
     waits = sum(n for name, n in counts.items() if name.startswith("WARPGROUP.DEPBAR"))
     assert waits < products / 3
+
+
+@pytest.mark.parametrize("name", drawn(TIGHT, ["192/192", "176/176"]))
+def test_products_of_tiles_beside_the_usual_one_overlap(name: str) -> None:
+    """A tile whose products would not is none of the planner's."""
+    usual = choose_config(BF16, *TIGHT[name], 8192, True)[0]
+    for tile in (tile for tile in tiles_of(max(TIGHT[name])) if tile.consumers == 3):
+        config = with_tile(usual, tile)
+        if config is not None:
+            products_overlap(config)
 
 
 @pytest.mark.parametrize("dim", range(8, 513, 8))

@@ -29,6 +29,7 @@ ONE_SLOT = 448  # with wider queries only one slot of values fits beside them
 RECOMPUTE_BARRIERS = 6  # of recompute.py: full and empty for one slot each of K, V and Q
 LEFT_SLOTS = 4  # list heads, one for each warpgroup, see nonfinite.py
 OTHER_REGISTERS = 30  # registers a thread, beside scores, weights and output
+SPARE_REGISTERS = 33  # the same with other tiles: with 32 ptxas serialises some products (bench/notes.md 272)
 CONVERT = "convert"  # the role that makes 16-bit tiles of 8-bit ones, see eight_bit/convert.py
 CONVERT_REGISTERS = 48  # registers a thread of that role
 WIDE_QUERIES = 256  # wider queries leave shared memory for only one query tile and 32 keys at a time
@@ -384,7 +385,8 @@ def with_tile(usual: SM90Config, tile: TileShape, slots: int = 2) -> SM90Config 
     """The configuration with another tile and the deepest rings that fit: max(`slots`, 256 keys), else 4, 3 or 2 slots.
     None if two slots do not fit in shared memory or the tile does not fit in registers."""
     registers = REGISTERS[tile.consumers]
-    if tile.keys // 2 + usual.columns_v // 2 + OTHER_REGISTERS > registers.consumer:
+    held = usual.held_parts * usual.qk_parts[-1] // 4  # registers: 64 rows of 16 bits over 128 threads
+    if tile.keys // 2 + usual.columns_v // 2 + held + SPARE_REGISTERS > registers.consumer:
         return None
     if tile.ctas == 1:
         registers = replace(registers, producer=max(registers.producer, usual.registers.producer))
