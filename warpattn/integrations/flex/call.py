@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import AuxOutput, BlockMask
 from warpattn.api import attention
 from warpattn.errors import AttentionError, many
 from warpattn.integrations.flex.blocks import LARGEST_BLOCK
-from warpattn.integrations.flex.modifiers import mask_of, score_of
+from warpattn.integrations.flex.modifiers import mask_of, score_of_call
 from warpattn.integrations.signature import Given
 
 
@@ -26,7 +26,7 @@ def attend(given: Given) -> Any:
         k.transpose(1, 2),
         v.transpose(1, 2),
         mask=None if given.block_mask is None else mask_of(given.block_mask),
-        score=None if given.score_mod is None else score_of(given.score_mod),
+        score=None if given.score_mod is None else score_of_call(given.score_mod),
         scale=given.scale,
         return_lse=True,
     )

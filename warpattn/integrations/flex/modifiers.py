@@ -41,11 +41,13 @@ class MaskMod(Mask):
 
 @dataclass(frozen=True, eq=False)
 class ScoreMod(Score):
-    """score_mod(score, b, h, q_idx, kv_idx) of FlexAttention as a score; `extra` are further arguments it takes."""
+    """score_mod(score, b, h, q_idx, kv_idx) of FlexAttention as a score; `extra` are further arguments it takes.
+    `kept`: several calls use it, see `symbols.run`."""
 
     ALONE = True
     fn: Callable[..., Any]
     extra: Callable[[Lengths], tuple[Any, ...]] | None = None
+    kept: bool = False
 
     def apply(self, s: Value, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
         result = _run(self, (s, b, h), q, k, lens)
@@ -74,12 +76,25 @@ def mask_of(mask: BlockMask | Mask | Callable[..., Any]) -> Mask:
 
 
 def score_of(score: Score | Callable[..., Any]) -> Score:
-    """Return the score of a score_mod; a Score is returned unchanged."""
+    """Return the score of a score_mod; a Score is returned unchanged.
+
+    What the function computes of tensors alone is computed once. Only where gradients reach it, it is part of the score
+    (AttentionError if it has no translation); tensors that the function reads are read in every call.
+    """
+    return _score(score, kept=True)
+
+
+def score_of_call(score: Score | Callable[..., Any]) -> Score:
+    """`score_of` for one call, so that torch may differentiate what the function computes of tensors alone."""
+    return _score(score, kept=False)
+
+
+def _score(score: Score | Callable[..., Any], kept: bool) -> Score:
     if isinstance(score, Score):
         return score
     if not callable(score):
         raise AttentionError(f"score_mod is a {type(score).__name__}; it must be a function")
-    return ScoreMod(score)
+    return ScoreMod(score, kept=kept)
 
 
 def _run(mod: MaskMod | ScoreMod, head: tuple[Value, ...], q: Value, k: Value, lens: Lengths | None) -> Value:
@@ -88,5 +103,5 @@ def _run(mod: MaskMod | ScoreMod, head: tuple[Value, ...], q: Value, k: Value, l
     row = q if lens is None else q - (lens.k - lens.q)
     args = (*head, row, k, *(mod.extra(lens) if mod.extra is not None and lens is not None else ()))
     if isinstance(k, Expr):
-        return run(mod.fn, *args)
+        return run(mod.fn, *args, kept=isinstance(mod, ScoreMod) and mod.kept)
     return mod.fn(*(torch.as_tensor(x) if isinstance(x, int | float) else x for x in args))

@@ -15,7 +15,8 @@ no translation is an AttentionError that names the operation and the line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -48,15 +49,16 @@ _WITHOUT_MEANING = ("device", "layout", "memory_format", "non_blocking", "copy",
 _ROW = (("sym", "int", "q"), ("sub", "int", ("sym", "int", "len_k"), ("sym", "int", "len_q")))
 
 
-def run(fn: Callable[..., Any], *args: Any) -> Any:
+def run(fn: Callable[..., Any], *args: Any, kept: bool = False) -> Any:
     """Call `fn(*args)` with every Expr as a Symbol; returns an Expr or a Python number. Only inside of a trace.
 
+    kept: later calls use the result, too, so what it makes of a tensor that requires a gradient is translated as well.
     Raises AttentionError with the function's line for operations that cannot be recorded.
     """
-    recording = _Recording()
+    recording = _Recording(kept)
     token = _recording.set(recording)
     try:
-        with recording:
+        with _differentiable() if kept else nullcontext(), recording:
             result = fn(*args_as_symbols(args))
         return recording.plain(result)
     except AttentionError:
@@ -66,6 +68,13 @@ def run(fn: Callable[..., Any], *args: Any) -> Any:
         raise AttentionError(f"{raised_at(error) or line_of(fn)}: {what}; {_RULE}") from error
     finally:
         _recording.reset(token)
+
+
+@contextmanager
+def _differentiable() -> Iterator[None]:
+    """Tensors show whether they depend on one that requires a gradient, whatever the mode of the call."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 def args_as_symbols(args: Iterable[Any]) -> tuple[Any, ...]:
@@ -79,20 +88,36 @@ class _Recording(TorchFunctionMode):
     `torch.tensor(-1e9)` inside of a function is a constant; a 0-dimensional tensor from outside is read by kernels.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: bool) -> None:
         super().__init__()
-        self.made: dict[int, Tensor] = {}
-        self.views: dict[int, Tensor] = {}  # 0-dimensional tensors as [1], which is what kernels can read
+        self.kept = kept
+        self.made: dict[int, Tensor] = {}  # by id, which is theirs as long as they are held here
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if _has_symbol((*args, *kwargs.values())):
             return self.translate(func.__name__, args, kwargs)
         result = func(*args, **kwargs)
+        if self.kept and _is_differentiable(result, args):
+            return self.learned(func, args, kwargs)
         inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         if isinstance(result, Tensor) and result.ndim == 0 and all(id(x) in self.made for x in inputs):
             self.made[id(result)] = result
         return result
+
+    def learned(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Translate what a kept function makes of a tensor that requires a gradient: a later call differentiates it."""
+        name = func.__name__
+        if name in ("__iter__", "unbind") and args[1:] in ((), (0,)) and not kwargs:
+            rows = Rows(self, args[0], ())
+            return iter(rows) if name == "__iter__" else tuple(rows)
+        try:
+            return self.translate(name, args, kwargs)
+        except NoTranslation as error:
+            name = name.strip("_") if name != "__get__" else func.__self__.__name__
+            what = f"torch's {name} of a tensor that requires a gradient would run once and lose later gradients"
+            rule = "give the function itself to flex_attention, which runs it in every call, or detach() the tensor"
+            raise NoTranslation(f"{what}; {rule}") from error
 
     def translate(self, name: str, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
         """Translate a call of a torch function, method or operator to a Symbol (or a number, or Rows)."""
@@ -129,14 +154,8 @@ class _Recording(TorchFunctionMode):
         if isinstance(value, Symbol):
             return value.expr
         if isinstance(value, Tensor) and value.ndim == 0:
-            return value.item() if id(value) in self.made else self.number(value)
+            return value.item() if id(value) in self.made else expr.load(value)
         return value
-
-    def number(self, tensor: Tensor) -> Expr:
-        """Read a 0-dimensional tensor from outside of the function, by the same view each time."""
-        if id(tensor) not in self.views:
-            self.views[id(tensor)] = tensor.reshape(1)
-        return expr.load(self.views[id(tensor)], 0)
 
 
 _recording: ContextVar[_Recording | None] = ContextVar("warpattn_flex_recording", default=None)
@@ -204,6 +223,12 @@ class Rows:
     def __getitem__(self, index: Any) -> Any:
         return self.recording.read(self.tensor, (*self.index, *(index if isinstance(index, tuple) else (index,))))
 
+    def __len__(self) -> int:
+        return self.tensor.shape[len(self.index)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _call(func.__name__, *args, **(kwargs or {}))
@@ -218,6 +243,15 @@ def _call(name: str, *args: Any, **kwargs: Any) -> Any:
 
 def _symbol(value: Any) -> Any:
     return Symbol(value) if isinstance(value, Expr) else value
+
+
+def _is_differentiable(result: Any, args: Any) -> bool:
+    """Whether a result, or what it holds, is a new tensor that depends on one that requires a gradient."""
+    if isinstance(result, tuple | list):
+        return any(_is_differentiable(x, args) for x in result)
+    if isinstance(result, Tensor):
+        return result.requires_grad and not any(result is x for x in args)
+    return isinstance(result, Iterator) and any(isinstance(x, Tensor) and x.requires_grad for x in args)
 
 
 def _has_symbol(values: Iterable[Any]) -> bool:
