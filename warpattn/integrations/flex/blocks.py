@@ -43,9 +43,10 @@ class BlockSparse(Mask):
     def read(cls, inner: Mask, blocks: Any) -> BlockSparse:
         """Make the mask of torch's BlockMask `blocks`, on its device."""
         rows, keys = blocks.BLOCK_SIZE
-        table = _marked(blocks.kv_num_blocks, blocks.kv_indices, PARTIAL)
+        size = -(-blocks.seq_lengths[1] // keys)  # lists may be shorter or longer than that, and differ
+        table = _marked(blocks.kv_num_blocks, blocks.kv_indices, size, PARTIAL)
         if blocks.full_kv_num_blocks is not None:
-            table = torch.maximum(table, _marked(blocks.full_kv_num_blocks, blocks.full_kv_indices, FULL))
+            table = torch.maximum(table, _marked(blocks.full_kv_num_blocks, blocks.full_kv_indices, size, FULL))
         while table.ndim < 4:
             table = table[None]
         return cls(inner, table, (_bounds(table) * keys).to(torch.int32), rows, keys)
@@ -72,12 +73,11 @@ def _row(q: Value, lens: Lengths | None) -> Value:
     return q if lens is None else q - (lens.k - lens.q)
 
 
-def _marked(counts: Tensor, indices: Tensor, state: int) -> Tensor:
-    """Make a table [..., row blocks, key blocks] with `state` in the first counts[...] blocks of each row's indices."""
-    size = indices.shape[-1]
-    listed = torch.arange(size, device=indices.device) < counts[..., None]
+def _marked(counts: Tensor, indices: Tensor, size: int, state: int) -> Tensor:
+    """Make a table [..., row blocks, size] with `state` in the first counts[...] blocks of each row's indices."""
+    listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
     wide = torch.zeros((*counts.shape, size + 1), dtype=torch.int8, device=indices.device)
-    place = torch.where(listed, indices, size).long()  # others go into an extra column
+    place = torch.where(listed & (indices < size), indices, size).long()  # others go into an extra column
     return wide.scatter_(-1, place, state)[..., :size].contiguous()
 
 

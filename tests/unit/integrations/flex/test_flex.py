@@ -250,6 +250,20 @@ def test_any_blocks(seed):
     assert torch.equal(grid(mask_of(blocks), rows, keys), (of == 2) | ((of == 1) & ((q + k + h) % 3 != 0)))
 
 
+@pytest.mark.parametrize("widths", [(4, 1), (1, 4), (4, 2), (0, 1), (6, 3)], ids=str)
+def test_lists_of_blocks_have_any_widths(widths):
+    """Row block i sees block 0 in full, and a part of block 3 if the list of partial blocks has room for it."""
+    partial, full = (torch.zeros(1, 1, 4, width, dtype=torch.int32) for width in widths)
+    count = torch.full((1, 1, 4), min(widths[0], 1), dtype=torch.int32)
+    partial[..., :1] = 3
+    one = torch.ones(1, 1, 4, dtype=torch.int32)
+    blocks = flex.BlockMask.from_kv_blocks(count, partial, one, full, BLOCK_SIZE=8, seq_lengths=(32, 30),
+                                           mask_mod=lambda b, h, q, k: k >= q, compute_q_blocks=False)  # fmt: skip
+    q, k = torch.arange(32)[:, None], torch.arange(30)
+    expected = (k < 8) | ((k >= 24) & (k >= q) & (widths[0] > 0))
+    assert torch.equal(grid(mask_of(blocks), 32, 30), expected.expand(B, H, 32, 30))
+
+
 def test_masks_with_tensors_instead_of_symbols():
     """What Mask.keep gives for tensors of indices, as pictures and tests use it."""
     lens = Lengths(5, 7)
