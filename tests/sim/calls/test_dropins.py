@@ -120,3 +120,14 @@ def test_functions_that_the_language_composes():
     places = torch.arange(40)
     scores = score(q.float() @ k.float().mT * D**-0.5, 0, None, places[:, None], places)
     torch.testing.assert_close(out.float(), scores.softmax(-1) @ v.float(), atol=2e-2, rtol=2e-2)
+
+
+def test_flex_attention_writes_the_querys_layout():
+    """Kernels write heads before rows, without an LSE; with gradients the result is copied."""
+    q, k, v = (normal(2, H, 40, D) for _ in range(3))
+    out = flex.flex_attention(q, k, v)
+    expected = torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float())
+    torch.testing.assert_close(out.view(2 * H, 40, D).float(), expected.flatten(0, 1), atol=2e-2, rtol=2e-2)
+    trained = flex.flex_attention(q.requires_grad_(), k, v)
+    assert trained.view(2 * H, 40, D).requires_grad
+    torch.testing.assert_close(trained, out, atol=1e-2, rtol=1e-2)

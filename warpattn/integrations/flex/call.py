@@ -4,36 +4,65 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 from torch.nn.attention.flex_attention import AuxOutput, BlockMask
 
 from warpattn.api import attention
 from warpattn.errors import AttentionError, many
+from warpattn.integrations.autocast import autocast
 from warpattn.integrations.flex.blocks import LARGEST_BLOCK
 from warpattn.integrations.flex.modifiers import mask_of, score_of_call
 from warpattn.integrations.signature import Given
+from warpattn.masks import Mask
+from warpattn.quantized import result_dtype
+from warpattn.scores import Score
+
+HEADS_LAST = (0, 2, 1, 3)  # order of the dimensions [B, H, S, D] in memory in which `attention` makes its output
 
 
 def attend(given: Given) -> Any:
     """`flex_attention` outside of a compiled graph."""
     _check(given)
-    q, k, v = given.query, given.key, given.value
+    q, k, v = (autocast(x) for x in (given.query, given.key, given.value))
     if len(k) == 1 and len(q) > 1:
         k, v = (x.expand(len(q), -1, -1, -1) for x in (k, v))
     aux = given.return_aux
-    out, lse = attention(
+    with_lse = bool(given.return_lse if aux is None else aux.lse)  # a forward without an LSE is faster
+    mask = None if given.block_mask is None else mask_of(given.block_mask)
+    score = None if given.score_mod is None else score_of_call(given.score_mod)
+    order = (*sorted(range(3), key=q.stride, reverse=True), 3)  # of the dimensions in memory; the output has the same
+    result = attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
         v.transpose(1, 2),
-        mask=None if given.block_mask is None else mask_of(given.block_mask),
-        score=None if given.score_mod is None else score_of_call(given.score_mod),
+        mask=mask,
+        score=score,
         scale=given.scale,
-        return_lse=True,
+        return_lse=with_lse,
+        out=None if order == HEADS_LAST or _needs_fresh_output((q, k, v), mask, score) else _output(q, v, order),
     )
-    out = out.transpose(1, 2)
+    out, lse = result if isinstance(result, tuple) else (result, None)
+    out = out.transpose(1, 2).permute(order).contiguous().permute([order.index(i) for i in range(4)])
     if aux is not None:
-        return out, AuxOutput(lse=lse if aux.lse else None)
-    return (out, lse) if given.return_lse else out
+        return out, AuxOutput(lse=lse)
+    return (out, lse) if with_lse else out
+
+
+def _needs_fresh_output(tensors: tuple[Tensor, ...], mask: Mask | None, score: Score | None) -> bool:
+    """Whether `attention` takes no `out`: with gradients, and for tensors that are more than memory."""
+    if type(tensors[0]) not in (Tensor, torch.nn.Parameter) or peek_interpreter_stack() is not None:
+        return True
+    added = None if mask is None or not torch.is_grad_enabled() else mask.additive()
+    captured = [x for part in (score, added) if isinstance(part, Score) for x in part.program().tensors]
+    return torch.is_grad_enabled() and any(x.requires_grad for x in (*tensors, *captured))
+
+
+def _output(q: Tensor, v: Tensor, order: tuple[int, ...]) -> Tensor:
+    """Make an output [B, S, H, Dv] in memory for [B, H, S, Dv] in the order of dimensions `order`."""
+    shape = (*q.shape[:3], v.shape[-1])
+    return torch.empty_permuted(shape, order, dtype=result_dtype(q.dtype), device=q.device).transpose(1, 2)
 
 
 def _check(given: Given) -> None:

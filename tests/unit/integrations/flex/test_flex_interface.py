@@ -1,0 +1,73 @@
+"""What flex_attention returns beside its values: dtype, memory layout and auxiliary results, as FlexAttention."""
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.nn.attention import flex_attention as flex
+
+import warpattn as wa
+from warpattn.integrations.flex import call, flex_attention
+
+B, H, S, D, DV = 2, 3, 8, 16, 24
+ORDERS = [(0, 1, 2, 3), (0, 2, 1, 3), (1, 0, 2, 3), (2, 0, 1, 3), (2, 1, 0, 3), (1, 2, 0, 3)]
+
+
+@pytest.fixture(autouse=True)
+def _eager(monkeypatch):
+    """FlexAttention itself, uncompiled and without a warning about it."""
+    monkeypatch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+
+
+def shuffled(shape, order):
+    """Random numbers whose dimensions lie in memory in the given order."""
+    return torch.randn([shape[i] for i in order]).permute([order.index(i) for i in range(4)])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # by torch.autograd.forward_ad
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_the_output_has_the_order_of_dimensions_of_the_query(order):
+    q, k, v = shuffled((B, H, S, D), order), torch.randn(B, H, S, D), torch.randn(B, H, S, DV)
+    expected = flex.flex_attention(q, k, v)
+    gain, zeros = torch.ones(1, requires_grad=True), torch.zeros(1, S, S, requires_grad=True)
+    plain = flex_attention(q, k, v)
+    with_gradients = (flex_attention(q.clone().requires_grad_(), k, v),
+                      flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s * gain[0]),
+                      flex_attention(q, k, v, block_mask=wa.Materialized(zeros)))  # fmt: skip
+    for out in (plain, *with_gradients):
+        torch.testing.assert_close(out, expected)
+        assert out.stride() == expected.stride()
+    assert all(out.requires_grad for out in with_gradients)
+    along, _ = torch.func.jvp(lambda x: flex_attention(x, k, v), (q,), (torch.ones_like(q),))
+    torch.testing.assert_close(along, expected)
+    with forward_ad.dual_level():
+        dual = flex_attention(forward_ad.make_dual(q, torch.ones_like(q)), k, v)
+        assert forward_ad.unpack_dual(dual).tangent is not None
+
+
+@pytest.mark.parametrize("dtypes", [("float32",) * 3, ("float32", "float32", "bfloat16"), ("float64",) * 3], ids=str)
+def test_an_autocast_region_sets_the_dtype(dtypes):
+    q, k, v = (torch.randn(B, H, S, D, dtype=getattr(torch, name)) for name in dtypes)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, expected = (attend(q, k, v) for attend in (flex_attention, flex.flex_attention))
+        trained = flex_attention(q.requires_grad_(), k, v)
+    assert out.dtype == trained.dtype == expected.dtype
+    torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
+    (gradient,) = torch.autograd.grad(trained.sum(), q)
+    assert gradient.dtype == q.dtype
+
+
+def test_an_lse_is_computed_only_for_the_caller(monkeypatch):
+    """A forward without one is faster."""
+    wanted = []
+
+    def attention(*args, return_lse, **options):
+        wanted.append(return_lse)
+        return wa.attention(*args, return_lse=return_lse, **options)
+
+    monkeypatch.setattr(call, "attention", attention)
+    qkv = [torch.randn(B, H, S, D) for _ in range(3)]
+    out = flex_attention(*qkv)
+    assert torch.equal(flex_attention(*qkv, return_lse=True)[0], out)
+    assert flex_attention(*qkv, return_aux=flex.AuxRequest())[1] == flex.AuxOutput()
+    assert flex_attention(*qkv, return_aux=flex.AuxRequest(lse=True))[1].lse.shape == (B, H, S)
+    assert wanted == [False, True, False, True]
