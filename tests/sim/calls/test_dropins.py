@@ -122,6 +122,23 @@ def test_functions_that_the_language_composes():
     torch.testing.assert_close(out.float(), scores.softmax(-1) @ v.float(), atol=2e-2, rtol=2e-2)
 
 
+def test_narrow_integers_bools_and_angles_of_flex_attention():
+    """What the language composes: arithmetic that wraps around, sums of bools, isin, powers, atan2."""
+    table, few = torch.randint(0, 256, (40,), dtype=torch.uint8), torch.tensor([3, 17])
+
+    def score(s, b, h, q_idx, kv_idx):
+        apart = (table[q_idx] - table[kv_idx]) * 0.01
+        near = ((q_idx > kv_idx) + (kv_idx > 20)) * 0.5
+        angle = torch.atan2(s, kv_idx - 9.5) + torch.atan(s)
+        return s + apart + near + angle + torch.where(torch.isin(kv_idx, few), 1.0, 0.9 ** (q_idx - kv_idx).abs())
+
+    q, k, v = (normal(1, H, 40, D) for _ in range(3))
+    out = flex.flex_attention(q, k, v, score)
+    rows, keys = torch.arange(40)[:, None], torch.arange(40)
+    scores = score(q.float() @ k.float().mT * D**-0.5, 0, None, rows, keys)
+    torch.testing.assert_close(out.float(), scores.softmax(-1) @ v.float(), atol=2e-2, rtol=2e-2)
+
+
 def test_flex_attention_writes_the_querys_layout():
     """Kernels write heads before rows, without an LSE; with gradients the result is copied."""
     q, k, v = (normal(2, H, 40, D) for _ in range(3))

@@ -29,13 +29,14 @@ __all__ = ["MaskMod", "ScoreMod", "flex_attention", "mask_of", "score_of"]
 @drop_in(
     "query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False, return_lse=False, "
     "kernel_options=None, *, return_aux=None",
-    refused={"kernel_options": "they are options of FlexAttention's own kernels; leave them out"},
+    hints={"kernel_options"},
 )
 def flex_attention(given: Given) -> Any:
     """torch.nn.attention.flex_attention.flex_attention, with its arguments.
 
     query (B, Hq, Sq, D), key (B, Hkv, Sk, D), value (B, Hkv, Sk, Dv), the batch of key and value may be 1. `block_mask`
-    may also be a mask_mod or a warpattn Mask, `score_mod` a warpattn Score. Returns out (B, Hq, Sq, Dv), whose
+    may also be a mask_mod or a warpattn Mask, `score_mod` a warpattn Score. `kernel_options` tune FlexAttention's own
+    kernels and are not used. Returns out (B, Hq, Sq, Dv), whose
     dimensions have the query's order in memory; with return_lse also lse (B, Hq, Sq), natural log; with return_aux also
     an AuxOutput. A row that sees no key gives 0 and an LSE of -inf. An autocast region casts the three tensors. Raises
     AttentionError.

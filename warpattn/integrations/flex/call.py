@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn.attention.flex_attention import AuxOutput, BlockMask
 
 from warpattn.api import attention
 from warpattn.errors import AttentionError, many
+from warpattn.inputs import kind_of
 from warpattn.integrations.autocast import autocast
 from warpattn.integrations.flex.blocks import LARGEST_BLOCK
 from warpattn.integrations.flex.modifiers import mask_of, score_of_call
@@ -76,6 +78,8 @@ def _check(given: Given) -> None:
     q, k = given.query, given.key
     if q.shape[1] != k.shape[1] and not given.enable_gqa:
         raise AttentionError(f"query has {many(q.shape[1], 'head')} and key {k.shape[1]}; that needs enable_gqa=True")
+    if not isinstance(given.kernel_options, Mapping | None):
+        raise AttentionError(f"kernel_options is {kind_of(given.kernel_options)}; it must be None or a dictionary")
     if given.return_aux is not None and given.return_aux.max_scores:
         raise AttentionError("return_aux.max_scores is True; only the LSE is available: AuxRequest(lse=True)")
     if given.return_aux is not None and given.return_lse:

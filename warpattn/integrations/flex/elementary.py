@@ -1,8 +1,9 @@
 """torch's functions of one number that the language of masks and scores composes of arithmetic, exp, log and tanh.
 
 Each takes an `Expr` (or a number beside one) and returns one, so kernels and derivatives need no more operations. The
-absolute error of sine and cosine is below 4e-7, beyond 10^5 that of an argument rounded to fp32; that of `erf` is 5e-7,
-of its derivative 1e-5. A difference of two numbers near 1, such as sinh of a small one, has the error of fp32 beside 1.
+absolute error of sine, cosine and angles is below 4e-7, beyond 10^5 that of an argument rounded to fp32; that of `erf`
+is 5e-7, of its derivative 1e-5. A difference of two numbers near 1, such as sinh of a small one, has the error of fp32
+beside 1.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ PI_PARTS = (201 / 64, 507 / 2**19, 6.278329573009626e-07)  # of pi; two of 9 bit
 FARTHEST = 1.67  # a little more than pi / 2, since k is rounded
 SINE = (-1 / 6, 1 / 120, -1 / 5040, 1 / 362880, -1 / 39916800)  # of x^3, x^5, ...; 1.3e-7 is left at 1.67
 ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)  # Abramowitz and Stegun 7.1.26
+ARC = (1.0, -0.333333225, 0.199995581, -0.14278576, 0.110507712, -0.0878504317, 0.0668528127, -0.0439284074,
+       0.021912943, -0.00703066815, 0.00105760717)  # of x, x^3, ... for the angle of a tangent up to 1  # fmt: skip
 LARGEST = 3.4028234663852886e38
 
 
@@ -88,6 +91,16 @@ def root(x: Any, power: float = 0.5) -> Any:
     return exp(log(x) * power)
 
 
+def power(x: Any, n: Any) -> Any:
+    """x ** n of a float x or n: with the sign of x for an odd n, NaN for a number below 0 and a fraction."""
+    x, n = to_float(x), to_float(n)
+    size = abs(x)
+    value = exp(log(where(size == 0.0, 1.0, size)) * n)
+    value = where(size == 0.0, where(n < 0.0, math.inf, 0.0), value)
+    below = where(floor(n) != n, math.nan, where(_is_odd(n), -value, value))
+    return where((n == 0.0) | (x == 1.0), 1.0, where(x < 0.0, below, value))
+
+
 def sigmoid(x: Any) -> Any:
     """1 / (1 + e^-x), by an exponential that is at most 1: the derivative of a larger one may be NaN."""
     small = exp(-_size(x))
@@ -140,6 +153,46 @@ def between(x: Any, low: float, high: float) -> Any:
     return where(x <= low, low, where(x >= high, high, x))
 
 
+def _is_negative(x: Any) -> Any:
+    """Whether the sign of a float is minus, also that of -0.0."""
+    return (x < 0.0) | ((x == 0.0) & (1.0 / x < 0.0))
+
+
+def with_sign(x: Any, of: Any) -> Any:
+    """|x| with the sign of another number."""
+    size = abs(to_float(x))
+    return where(_is_negative(to_float(of)), -size, size)
+
+
+def times_log(x: Any, y: Any) -> Any:
+    """x log y; 0 for an x of 0 where the logarithm is not finite, but not for a NaN."""
+    return where((x == 0) & ((y <= 0) | (y == math.inf)), 0.0, x * log(y))
+
+
+def _angle(across: Any, along: Any) -> Any:
+    """The angle of a point with positive coordinates, by a series for the shorter over the longer one."""
+    steep = across > along
+    longer = where(steep, across, where(along == 0.0, 1.0, along))
+    near = where(steep, along, across) / longer
+    value = near * _polynomial(near * near, ARC)
+    return where(steep, math.pi / 2 - value, value)
+
+
+def arc_tangent(x: Any) -> Any:
+    """The angle whose tangent is x."""
+    x = to_float(x)
+    angle = _angle(_size(x), 1.0)
+    return where(x < 0.0, -angle, angle)
+
+
+def arc_tangent_of_quotient(y: Any, x: Any) -> Any:
+    """The angle of the point (x, y)."""
+    y, x = to_float(y), to_float(x)
+    angle = _angle(_size(y), _size(x))
+    angle = where(_is_negative(x), math.pi - angle, angle)
+    return where(_is_negative(y), -angle, angle)
+
+
 def finite_number(x: Any, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Any:
     """x with numbers in the place of NaN and infinities; the largest ones unless they are given."""
     if not is_float(x):
@@ -184,6 +237,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "cosh": lambda x: (exp(x) + exp(-x)) * 0.5,
     "deg2rad": lambda x: x * (math.pi / 180.0),
     "rad2deg": lambda x: x * (180.0 / math.pi),
+    "copysign": with_sign,
+    "xlogy": times_log,
+    "atan": arc_tangent,
+    "atan2": arc_tangent_of_quotient,
     "erf": erf,
     "erfc": lambda x: 1.0 - erf(x),
     "sigmoid": sigmoid,

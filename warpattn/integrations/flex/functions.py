@@ -17,6 +17,7 @@ from warpattn.integrations.flex import elementary
 from warpattn.integrations.flex.elementary import is_float, root, truncate
 from warpattn.language import expr
 from warpattn.language.expr import Expr
+from warpattn.language.nodes import postorder
 
 __all__ = ["BINARY", "COMPARISONS", "UNARY", "NoMethod", "NoTranslation", "function"]
 
@@ -84,7 +85,18 @@ def _full(x: Any, size: Any, number: Any, *, dtype: torch.dtype | None = None) -
     return _cast(number, _dtype(x) if dtype is None else dtype)
 
 
+def _are_boolean(*values: Any) -> bool:
+    return all(isinstance(x, bool) or (isinstance(x, Expr) and x.dtype == "bool") for x in values)
+
+
+def _of_numbers(of_bools: Callable[..., Any], of_numbers: Callable[..., Any]) -> Callable[..., Any]:
+    """Translate a function that torch takes for a logical one where both operands are bools."""
+    return lambda a, b: (of_bools if _are_boolean(a, b) else of_numbers)(a, b)
+
+
 def _add(a: Any, b: Any, *, alpha: Any = 1) -> Any:
+    if _are_boolean(a, b):
+        return a | (b & (alpha != 0))
     return a + (b if alpha == 1 else b * alpha)
 
 
@@ -106,12 +118,13 @@ def _quotient_to_zero(a: Any, b: Any) -> Any:
 
 
 def _power(x: Any, n: Any) -> Any:
+    n = n.node.value if isinstance(n, Expr) and n.node.is_constant else n
     if isinstance(n, Expr):
         if isinstance(x, int) and x == 2 and n.dtype in ("int", "int64"):
             return 1 << n
-        if not isinstance(x, (int, float)) or x <= 0 or not is_float(x, n):
-            raise NoTranslation("a power with this base and an exponent that is not a constant has no translation")
-        return expr.exp(n * math.log(x))
+        if not is_float(x, n):
+            raise NoTranslation("a power of ints with an exponent that is not a constant has no translation")
+        return expr.exp(n * math.log(x)) if isinstance(x, int | float) and x > 0 else elementary.power(x, n)
     if n != int(n):
         return root(x, n)
     if abs(n) > LARGEST_POWER:
@@ -122,26 +135,42 @@ def _power(x: Any, n: Any) -> Any:
     return 1.0 / product if n < 0 else product
 
 
+def _isin(x: Any, elements: tuple[Any, ...], *, invert: bool = False, assume_unique: bool = False) -> Any:
+    found: Any = False
+    for element in elements:
+        found = found | (x == element)
+    return _not(found) if invert else found
+
+
+def _detach(x: Any) -> Any:
+    """Leave a number that no gradient reaches as it is; the language has no constants that depend on a score."""
+    nodes = postorder((x.node,)) if isinstance(x, Expr) and x.dtype == "float" else ()
+    if any(node.dtype == "float" and node.op in ("sym", "load") for node in nodes):
+        raise NoTranslation("torch's detach of a number that gradients may reach has no translation")
+    return x
+
+
 def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
     x = x if min is None else expr.maximum(x, min)
     return x if max is None else expr.minimum(x, max)
 
 
-_SAME = ("mul", "floordiv", "mod", "neg", "abs", "lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "xor", "invert",
+_SAME = ("floordiv", "mod", "neg", "abs", "lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "xor", "invert",
          "lshift", "rshift")  # fmt: skip
 _OPERATORS: dict[str, Callable[..., Any]] = {name.strip("_"): getattr(operator, name) for name in _SAME}
 
 _ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": _add,
+    "mul": _of_numbers(operator.and_, operator.mul),
     "sub": _subtract,
     "rsub": lambda a, b, alpha=1: _subtract(b, a, alpha=alpha),
     "div": _divide,
     "rdiv": lambda a, b: _divide(b, a),
     "pow": _power,
     "pos": lambda x: x,
-    "square": lambda x: x * x,
-    "minimum": expr.minimum,
-    "maximum": expr.maximum,
+    "square": lambda x: _of_numbers(operator.and_, operator.mul)(x, x),
+    "minimum": _of_numbers(operator.and_, expr.minimum),
+    "maximum": _of_numbers(operator.or_, expr.maximum),
     "clamp": _clamp,
     "clamp_min": lambda x, min: expr.maximum(x, min),
     "clamp_max": lambda x, max: expr.minimum(x, max),
@@ -153,6 +182,8 @@ _LOGIC: dict[str, Callable[..., Any]] = {
     "logical_xor": lambda a, b: _boolean(a) ^ _boolean(b),
     "logical_not": _not,
     "where": lambda condition, yes, no: expr.where(condition, yes, no),
+    "tensor_where": lambda yes, condition, no: expr.where(condition, yes, no),
+    "isin": _isin,
     "masked_fill": lambda x, mask, value: expr.where(mask, value, x),
     "isnan": lambda x: x != x,
     "isinf": lambda x: abs(x) == math.inf,
@@ -168,9 +199,14 @@ _KINDS: dict[str, Callable[..., Any]] = {
     "bfloat16": expr.to_float,
     "int": expr.to_int,
     "long": expr.to_int,
+    "short": expr.to_int,
+    "char": expr.to_int,
+    "byte": expr.to_int,
     "bool": _boolean,
     "clone": lambda x: x,
     "contiguous": lambda x: x,
+    "detach": _detach,
+    "squeeze": lambda x, dim=0: x,
     "as_tensor": lambda x: x,
     "new_ones": _constant(1),
     "new_zeros": _constant(0),
@@ -185,7 +221,7 @@ _ALIASES = {
     "sub": "subtract", "mul": "multiply", "div": "divide true_divide truediv", "floordiv": "floor_divide",
     "mod": "remainder", "neg": "negative", "abs": "absolute", "minimum": "min fmin",
     "maximum": "max fmax", "clamp": "clip", "sigmoid": "expit", "sign": "sgn", "log_sigmoid": "logsigmoid",
-    "trunc": "fix", "lt": "less", "le": "less_equal", "gt": "greater",
+    "atan": "arctan", "atan2": "arctan2", "trunc": "fix", "lt": "less", "le": "less_equal", "gt": "greater",
     "ge": "greater_equal", "ne": "not_equal", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
     "invert": "bitwise_not", "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
 }  # fmt: skip

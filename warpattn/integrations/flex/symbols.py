@@ -34,8 +34,11 @@ from warpattn.integrations.flex.functions import (
     NoTranslation,
     function,
 )
+from warpattn.integrations.flex.narrow import BITS, narrow_dtype, narrowed
 from warpattn.language import expr
 from warpattn.language.expr import Expr, Node
+from warpattn.language.nodes import const
+from warpattn.language.ranges import whole_number
 from warpattn.language.user_code import line_of, named, raised_at
 
 __all__ = ["Symbol", "run"]
@@ -44,6 +47,9 @@ _RULE = (
     "what is translated: arithmetic, comparisons, & | ~, torch functions of single numbers (where, minimum, clamp, "
     "abs, exp, tanh, ...) and reads of tensors at one index per dimension"
 )
+POSITIONAL = ("condition", "input", "self", "end", "other", "exponent", "weight")  # torch's names, in torch's order
+ABOUT = ("dim", "numel", "size", "is_floating_point")  # questions about a symbol whose answers are no symbols
+MOST_ELEMENTS = 64  # of a tensor for isin, which becomes one comparison for each
 _WITHOUT_MEANING = ("device", "layout", "memory_format", "non_blocking", "copy", "requires_grad", "pin_memory",
                     "inplace")  # fmt: skip
 _ROW = (("sym", "int", "q"), ("sub", "int", ("sym", "int", "len_k"), ("sym", "int", "len_q")))
@@ -96,7 +102,7 @@ class _Recording(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if _has_symbol((*args, *kwargs.values())):
-            return self.translate(func.__name__, args, kwargs)
+            return _call(_name(func), *args, **kwargs)
         result = func(*args, **kwargs)
         if self.kept and _is_differentiable(result, args):
             return self.learned(func, args, kwargs)
@@ -107,7 +113,7 @@ class _Recording(TorchFunctionMode):
 
     def learned(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Translate what a kept function makes of a tensor that requires a gradient: a later call differentiates it."""
-        name = func.__name__
+        name = _name(func)
         if name in ("__iter__", "unbind") and args[1:] in ((), (0,)) and not kwargs:
             rows = Rows(self, args[0], ())
             return iter(rows) if name == "__iter__" else tuple(rows)
@@ -120,7 +126,7 @@ class _Recording(TorchFunctionMode):
             raise NoTranslation(f"{what}; {rule}") from error
 
     def translate(self, name: str, args: Iterable[Any], kwargs: dict[str, Any]) -> Any:
-        """Translate a call of a torch function, method or operator to a Symbol (or a number, or Rows)."""
+        """Translate a call of a torch function, method or operator to a Symbol (or Rows)."""
         if name == "__getitem__":
             owner, index = args
             if not isinstance(owner, Tensor):
@@ -129,12 +135,17 @@ class _Recording(TorchFunctionMode):
         meaning = function(name)
         if meaning is None:
             raise NoTranslation(f"torch's {name.strip('_')} has no translation")
+        args = (*args, *(kwargs[key] for key in POSITIONAL if key in kwargs))
+        kwargs = {key: value for key, value in kwargs.items() if key not in POSITIONAL}
+        if name == "isin":
+            args = (args[0], self.elements(args[1]), *args[2:])
         values = [self.plain(x) for x in args]
         named = {key: self.plain(x) for key, x in kwargs.items() if key not in _WITHOUT_MEANING}
         for x in (*values, *named.values()):
             if isinstance(x, Rows | Tensor):
                 raise NoTranslation(f"torch's {name.strip('_')} of {_tensor(x)} has no translation")
-        return _symbol(meaning(*values, **named))
+        dtype = narrow_dtype(name.strip("_"), args, kwargs)
+        return _symbol(narrowed(meaning(*values, **named), name.strip("_"), dtype), dtype)
 
     def read(self, tensor: Tensor, index: tuple[Any, ...]) -> Any:
         """`tensor[index]`; Rows if there are fewer indices than dimensions."""
@@ -147,7 +158,17 @@ class _Recording(TorchFunctionMode):
             raise NoTranslation(f"{_tensor(tensor)} read with {len(exact)} indices has no translation")
         if len(exact) < tensor.ndim:
             return Rows(self, tensor, tuple(exact))
-        return _symbol(expr.load(tensor, *map(_from_start, exact, tensor.shape)))
+        return _symbol(expr.load(tensor, *map(_from_start, exact, tensor.shape)), tensor.dtype)
+
+    def elements(self, tensor: Any) -> Any:
+        """Read all elements of a captured tensor, if there are few."""
+        if not isinstance(tensor, Rows | Tensor) or (isinstance(tensor, Tensor) and not tensor.ndim):
+            return (self.plain(tensor),)
+        rows = tensor if isinstance(tensor, Rows) else Rows(self, tensor, ())
+        if rows.tensor.shape[len(rows.index) :].numel() > MOST_ELEMENTS:
+            raise NoTranslation(f"torch's isin of {_tensor(tensor)}, which has over {MOST_ELEMENTS} elements there, "
+                                "has no translation")  # fmt: skip
+        return tuple(x for row in rows for x in self.elements(row))
 
     def plain(self, value: Any) -> Any:
         """Return a Symbol as its Expr, a 0-dimensional tensor as a number or a read of it, other values unchanged."""
@@ -164,29 +185,43 @@ _recording: ContextVar[_Recording | None] = ContextVar("warpattn_flex_recording"
 class Symbol:
     """A 0-dimensional tensor whose value is not known yet. The operators are defined below the class."""
 
-    __slots__ = ("expr",)
+    __slots__ = ("expr", "narrow")
     __array_ufunc__ = None  # NumPy scalars leave `scalar * symbol` to Symbol
     __hash__ = None  # type: ignore[assignment]
     shape = torch.Size(())
     ndim = 0
     device = torch.device("cpu")  # of the constants that a function makes beside it
 
-    def __init__(self, value: Expr) -> None:
+    def __init__(self, value: Expr, narrow: torch.dtype | None = None) -> None:
         self.expr = value
+        self.narrow = narrow if narrow in BITS and value.dtype in ("int", "int64") else None
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _call(func.__name__, *args, **(kwargs or {}))
+        return _call(_name(func), *args, **(kwargs or {}))
 
     @property
     def dtype(self) -> torch.dtype:
-        """torch.bool, torch.int32, torch.int64 or torch.float32."""
-        return TORCH_DTYPES[self.expr.dtype]
+        """torch.bool, torch.int32, torch.int64, torch.float32, or the dtype of narrow integers that a tensor holds."""
+        return self.narrow or TORCH_DTYPES[self.expr.dtype]
 
     def __getattr__(self, name: str) -> Any:
+        name = "tensor_where" if name == "where" else name
         if name.startswith("_") or function(name) is None:
             raise NoMethod(f"{name} of a number has no translation")
         return lambda *args, **kwargs: _call(name, self, *args, **kwargs)
+
+    def dim(self) -> int:
+        return 0
+
+    def numel(self) -> int:
+        return 1
+
+    def size(self) -> torch.Size:
+        return self.shape
+
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
 
     def __getitem__(self, index: Any) -> Any:
         return _call("__getitem__", self, index)
@@ -210,8 +245,8 @@ def _operator(name: str) -> Callable[..., Any]:
     return lambda *operands: _call(name, *operands)
 
 
-for _name in (*BINARY, *(f"r{_name}" for _name in BINARY), *COMPARISONS, *UNARY, "pos"):
-    setattr(Symbol, f"__{_name}__", _operator(f"__{_name}__"))
+for _each in (*BINARY, *(f"r{_each}" for _each in BINARY), *COMPARISONS, *UNARY, "pos"):
+    setattr(Symbol, f"__{_each}__", _operator(f"__{_each}__"))
 
 
 class Rows:
@@ -236,13 +271,24 @@ class Rows:
 
 def _call(name: str, *args: Any, **kwargs: Any) -> Any:
     recording = _recording.get()
+    if name in ABOUT:
+        return getattr(args[0], name)()
     if recording is None:
         raise NoTranslation("a symbol has left the function it was made for")
     return recording.translate(name, args, kwargs)
 
 
-def _symbol(value: Any) -> Any:
-    return Symbol(value) if isinstance(value, Expr) else value
+def _name(func: Any) -> str:
+    return "tensor_where" if func is Tensor.where else func.__name__
+
+
+def _symbol(value: Any, dtype: torch.dtype | None) -> Any:
+    """Return an Expr or a number as a Symbol."""
+    if isinstance(value, bool | float):
+        value = Expr(const(value, type(value).__name__))
+    elif isinstance(value, int):
+        value = Expr(whole_number(value))
+    return Symbol(value, dtype)
 
 
 def _is_differentiable(result: Any, args: Any) -> bool:

@@ -43,6 +43,10 @@ MASKS = {
     "not": lambda b, h, q, k: torch.logical_not(torch.eq(q, k)) ^ (h == 1),
     "blocks": lambda b, h, q, k: torch.div(q, 8, rounding_mode="floor") == k // 8,
     "bits": lambda b, h, q, k: ((q << 1) & 6) != (k & 6),
+    "sums and products of bools": lambda b, h, q, k: (q >= k) * (h == k % 2) + torch.minimum(q == k, k > 3) + (q < 2),
+    "made": lambda b, h, q, k: (
+        torch.logical_or(torch.zeros_like(q, dtype=torch.bool), q >= k) & ~torch.zeros_like(q, dtype=torch.bool)
+    ),
     "constant": lambda b, h, q, k: torch.tensor(True) & HALF,
     "numbers made": lambda b, h, q, k: k < torch.tensor(7) + torch.tensor(6),
 }
@@ -73,6 +77,20 @@ SCORES = {
     "alpha": lambda s, b, h, q, k: torch.add(s, k, alpha=0.1) - torch.sub(s, q, alpha=0.5) + s.mul(h).div(3),
     "made": lambda s, b, h, q, k: (
         s + torch.full_like(s, 0.5) * torch.ones_like(s) + s.new_zeros(()) + torch.tensor(2.0)
+    ),
+    "sums of bools": lambda s, b, h, q, k: (
+        s + ((q > k) + (k > h)) * 0.5 + torch.maximum(q > k, k > h) + torch.add(q > k, k > h) * (k > 2) * (k < 9)
+    ),
+    "zeros": lambda s, b, h, q, k: (
+        torch.max(s, torch.zeros_like(s)) + torch.minimum(torch.full_like(s, 0.3), s) ** torch.full_like(s, 2)
+    ),
+    "where": lambda s, b, h, q, k: (
+        s.where(q > k, -s) + torch.where(condition=q > 3, input=s, other=k * 0.1) + torch.where(q > k, s, other=s * 2)
+    ),
+    "keywords": lambda s, b, h, q, k: torch.clamp(input=s, min=-0.5, max=0.5) + torch.add(s, other=k, alpha=0.1),
+    "decay": lambda s, b, h, q, k: s * 0.9 ** (q - k).abs() + s ** (h % 3) + (k - q) ** 2.0 + s.abs() ** (h * 0.5),
+    "questions": lambda s, b, h, q, k: (
+        s.squeeze() * s.numel() + s.dim() + torch.is_floating_point(s) - q.is_floating_point() + q.detach()
     ),
     "tests": lambda s, b, h, q, k: torch.where(torch.isnan(s) | torch.isinf(s / 0.0), s, -s),
 }
@@ -302,8 +320,10 @@ UNTRANSLATED = {
     "slice": (lambda s, b, h, q, k: s + TABLE[h, :], r"read at slice\(None, None, None\) instead of an int"),
     "symbol indexed": (lambda s, b, h, q, k: s[0], "an index of a number has no translation"),
     "power": (lambda s, b, h, q, k: s**9, "the power 9 has no translation"),
-    "exponent": (lambda s, b, h, q, k: s**k, "a power with this base"),
+    "exponent": (lambda s, b, h, q, k: s + 3**k, "a power of ints with an exponent"),
     "new tensor": (lambda s, b, h, q, k: s + s.new_ones(3), r"a new tensor of shape \(3,\) has no translation"),
+    "detach": (lambda s, b, h, q, k: s - s.detach(), "detach of a number that gradients may reach"),
+    "many": (lambda s, b, h, q, k: torch.isin(k, TABLE) * s, "isin of .* over 64 elements"),
     "sum": (lambda s, b, h, q, k: s.sum(), "sum of a number has no translation"),
     "stack": (lambda s, b, h, q, k: torch.stack([s, s]), "torch's stack has no translation"),
     "arity": (lambda s, b, h: s, "TypeError"),
@@ -339,7 +359,7 @@ BLOCKS = flex.create_block_mask(causal, None, None, 40, 40, device="cpu")
 @pytest.mark.parametrize(
     ("tensors", "options", "message"),
     [
-        (qkv(), {"kernel_options": {"BLOCK_M": 64}}, r"^kernel_options is \{'BLOCK_M': 64\}"),
+        (qkv(), {"kernel_options": 64}, r"^kernel_options is 64; it must be None or a dictionary"),
         (qkv(), {"return_aux": flex.AuxRequest(max_scores=True)}, r"^return_aux.max_scores is True"),
         (qkv(), {"return_aux": flex.AuxRequest(lse=True), "return_lse": True}, r"^return_lse is True and return_aux"),
         (qkv(kv_heads=HKV), {}, r"^query has 4 heads and key 2; that needs enable_gqa=True"),

@@ -43,6 +43,43 @@ def test_rows_of_a_captured_tensor_end():
     torch.testing.assert_close(flex_attention(Q, K, V, score_mod=score, block_mask=visible), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16], ids=str)
+def test_narrow_integers_wrap_around(dtype):
+    table = torch.tensor([3, 100, 119, 127, 0, 1, 77, 90]).to(dtype)
+    number = torch.tensor(99).to(dtype)
+
+    def score(s, b, h, q, k):
+        u, v = table[q], table[k]
+        values = (u - v, u + v, u * v, -u, 1 - u, (u - v).abs(), u << 3, ~u, number - u, torch.where(q > k, u, v) + 90,
+                  torch.minimum(u, v) * 2, u + k, u.int() - v, u.long() * v, (q - 2 * k).to(dtype), (u - v) // 3,
+                  u * 1.5 - v, (u + v).float() - v, torch.add(input=u, other=v) - 99, (u - v) * True, u**3)  # fmt: skip
+        return s + sum(((value * 0.125 + i) % 7) * 0.01 * (i + 1) for i, value in enumerate(values))
+
+    expected = flex.flex_attention(Q, K, V, score_mod=score)
+    torch.testing.assert_close(flex_attention(Q, K, V, score_mod=score), expected)
+
+
+def test_isin_compares_with_each_element():
+    """torch's own warns in FlexAttention."""
+    few, table = torch.tensor([1, 5]), torch.tensor([[0, 3], [2, 6]])
+
+    def listed(b, h, q, k):
+        return torch.isin(k, few) | torch.isin(k, table[h]) | (q == 0)
+
+    def turned_if_listed(s, b, h, q, k):
+        return torch.where(torch.isin(q, table, invert=True), s, -s)
+
+    def one_of(b, h, q, k):
+        return (k == 1) | (k == 5) | (k == table[h, 0]) | (k == table[h, 1]) | (q == 0)
+
+    def turned(s, b, h, q, k):
+        return torch.where((q == 0) | (q == 3) | (q == 2) | (q == 6), -s, s)
+
+    mask = flex.create_block_mask(one_of, 2, 2, 8, 8, device="cpu")
+    expected = flex.flex_attention(Q, K, V, score_mod=turned, block_mask=mask)
+    torch.testing.assert_close(flex_attention(Q, K, V, turned_if_listed, listed), expected)
+
+
 LEARNED = {
     "number": lambda p, row: lambda s, b, h, q, k: s * p,
     "function of it": lambda p, row: lambda s, b, h, q, k: s * p.exp() + k * torch.tanh(p * 2) / p,

@@ -21,8 +21,9 @@ GRID = torch.cat([torch.linspace(-9.3, 9.4, 1871), torch.tensor([0.0, 0.5, 1.5, 
 SPECIAL = torch.tensor([math.inf, -math.inf, math.nan, 3e38, -3e38, 1e-38, 2.0**23, 1e6 + 0.5, -7e7])
 POSITIVE = ("log", "log2", "log10", "sqrt", "rsqrt", "power", "negative power")
 # Where torch has another value at an infinity, a NaN or a number beyond 10^7: these sines are tested below.
-OTHERS = ("sin", "cos", "tan", "power", "negative power", "gelu", "hardswish", "heaviside")
-SLOPES = {"erf": 1e-5, "erfc": 1e-5, "gelu": 1e-5, "sin": 1e-6, "cos": 1e-6}  # of approximations
+OTHERS = ("sin", "cos", "tan", "power", "negative power", "power of a symbol", "atan2", "xlogy", "gelu", "hardswish",
+          "heaviside")  # fmt: skip
+SLOPES = {"erf": 1e-5, "erfc": 1e-5, "gelu": 1e-5, "atan2": 1e-5, "sin": 1e-6, "cos": 1e-6}  # of approximations
 TORCH: dict[str, Callable[[Tensor], Tensor]] = {
     "floor": torch.floor,
     "ceil": torch.ceil,
@@ -47,6 +48,7 @@ TORCH: dict[str, Callable[[Tensor], Tensor]] = {
     "rsqrt": torch.rsqrt,
     "power": lambda x: x**1.3,
     "negative power": lambda x: x**-0.3,
+    "power of a symbol": lambda x: x ** torch.floor(x * 0.3) + x.abs() ** (x * 0.5) + 0.9 ** x.abs(),
     "hypot": lambda x: torch.hypot(x, x + 1.0),
     "sin": torch.sin,
     "cos": torch.cos,
@@ -56,6 +58,10 @@ TORCH: dict[str, Callable[[Tensor], Tensor]] = {
     "cosh": torch.cosh,
     "deg2rad": torch.deg2rad,
     "rad2deg": torch.rad2deg,
+    "copysign": lambda x: torch.copysign(x * 2.0, 1.0 - x),
+    "xlogy": lambda x: torch.xlogy(x - 0.5, x * x + 0.5),
+    "atan": torch.atan,
+    "atan2": lambda x: torch.atan2(x, 1.0 - x) + torch.atan2(x * x - 3.0, x),
     "erf": torch.erf,
     "erfc": torch.special.erfc,
     "sigmoid": torch.special.expit,

@@ -56,6 +56,12 @@ def test_an_autocast_region_sets_the_dtype(dtypes):
     assert gradient.dtype == q.dtype
 
 
+@pytest.mark.parametrize("options", [None, {}, {"BLOCK_M": 64, "fwd_num_warps": 8, "BACKEND": "AUTO"}], ids=str)
+def test_options_of_flex_attentions_kernels_change_nothing(options):
+    qkv = [torch.randn(B, H, S, D) for _ in range(3)]
+    torch.testing.assert_close(flex_attention(*qkv, kernel_options=options), flex.flex_attention(*qkv))
+
+
 def test_an_lse_is_computed_only_for_the_caller(monkeypatch):
     """A forward without one is faster."""
     wanted = []
