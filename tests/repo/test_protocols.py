@@ -48,6 +48,18 @@ def test_a_protocol_is_that_of_its_classes(row):
         assert any(one.get(method) == re.findall(r"\w+", parameters) for one in known), method
 
 
+@pytest.mark.parametrize("field", ["tensors", "work"])
+def test_roles_of_prefill_use_what_a_protocol_lists(field):
+    (row,) = (row for row in table("## The protocols")[1:] if row[0].startswith(f"{field}:"))
+    listed = set(re.findall(r"`(\w+)(?:\([^`]*)?`", row[1]))
+    used = set()
+    for path in (KERNELS / "sm90" / "prefill").rglob("*.py"):
+        found = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute))
+        used |= {node.attr for node in found if ast.unparse(node.value) == f"ctx.{field}"}
+    assert "load_queries" in used or "publish" in used
+    assert used <= listed, used - listed
+
+
 def test_a_verb_of_a_ring_is_a_method_in_its_file():
     head, *rows = table("Rings use the same verbs")
     for column in range(1, len(head)):

@@ -1,4 +1,4 @@
-"""What the memory counter of a wave shows for a buffer's copies; section 5.3 of the specification."""
+"""What the memory counter of a wave shows for a buffer's copies."""
 
 from warpattn.kernels.amd.kv_config import WAVE, KVBufferConfig
 

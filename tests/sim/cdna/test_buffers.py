@@ -49,8 +49,8 @@ def test_strips_of_any_width(arch, kind, strip):
 @pytest.mark.parametrize(
     ("operand", "tile", "axis", "second"), [("K", (128, 32), 1, (0, 32)), ("V", (32, 64), 0, (32, 0))]
 )
-def test_tiles_of_the_specification(operand, tile, axis, second):
-    """Section 5.1: block tile and iterator axis, BN 128, BK 32, depth 64; where the second strip starts."""
+def test_tiles_in_lds(operand, tile, axis, second):
+    """Block tile and iterator axis, BN 128, BK 32, depth 64; where the second strip starts."""
     config = KVBufferConfig(operand, "lds", "gfx950", BF16, 128, 64, 64, 32, 1, 4, BF16)
     assert (config.btile, config.iterator_axis) == (tile, axis)
     assert (config.start(1, 0), config.start(1, 1)) == second

@@ -14,7 +14,7 @@ from warpattn.sim import Report
 COMPLETE = "products retire in their order: S of this key tile is complete, and P·V of the one before was issued first"
 READ = "S of this key tile came after a P·V that has waited for correction, which reads the scale before it signals"
 ELSEWHERE = "for tiles that met hidden values, where test_hidden_values.py takes it out"
-# Operation, what stands in one of its lines of Python, why it can go. The specification has the two waits as well.
+# Operation, what stands in one of its lines of Python, why it can go.
 REDUNDANT = [
     ("ttng.fence_async_shared", "fence_async_shared()", "it makes new barriers visible to TMA: not modelled"),
     ("tcgen05.fence::after_thread_sync", "", "it keeps tensor-memory accesses behind a wait: in order anyway here"),

@@ -1,4 +1,4 @@
-"""What a problem gets on gfx942 and gfx950, by hand from sections 4.6 and 5.5 of the specification."""
+"""What a problem gets on gfx942 and gfx950, by hand."""
 
 from dataclasses import replace
 

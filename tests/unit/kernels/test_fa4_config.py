@@ -1,4 +1,4 @@
-"""FA4Config against the specification's computed figures (section 2), its rules, and what Gluon makes of it."""
+"""FA4Config against figures computed by hand, its rules, and what Gluon makes of it."""
 
 from dataclasses import dataclass
 
@@ -71,7 +71,7 @@ def test_both_generations_choose_the_same_slots(depth: int, page_size: int) -> N
 
 
 def test_barriers_of_the_flagship() -> None:
-    """23 as in the specification (section 2.3); its threads arrive by warps here."""
+    """Their number by hand; threads arrive by warps."""
     topology = config(128).topology
     assert topology.barriers == 23 and [edge.barriers for edge in topology.edges] == [10]
     assert [topology.arrivals("S_consumer", i) for i in range(4)] == [8, 4, 8, 4], "part 0: softmax and correction"
@@ -93,8 +93,8 @@ def test_one_query_tile_has_barriers_for_the_combination() -> None:
 
 
 @pytest.mark.parametrize("c", [row[0] for row in TABLE if not row[0].use_ws])
-def test_the_topology_takes_the_memory_that_the_specification_counts(c) -> None:
-    """The specification counts a barrier for each chunk of Q1, where Q1 has one here, and none for the combination."""
+def test_the_topology_takes_the_memory_that_the_config_counts(c) -> None:
+    """The config counts a barrier for each chunk of Q1, which has one, and none for the combination."""
     barriers = 2 if c.num_q == 1 else 1 - c.chunks
     assert c.topology.smem_bytes == c.smem_used - 4 + 8 * barriers, "4 bytes: the address of tensor memory"
 
@@ -192,7 +192,7 @@ def test_gluon_gets_powers_of_two_that_fit(dtype: Element, depth: int, page_size
 @pytest.mark.parametrize("depth", range(64, 129, 16))
 @pytest.mark.parametrize("BM", [128, 256])
 def test_gluon_gets_8_bit_products(depth: int, BM: int) -> None:
-    """The specification's row at head dim 128; at 64 128 keys a tile, of 192 that would fit, and a ring each."""
+    """At head dim 64 128 keys a tile, of 192 that would fit, and a ring each."""
     c, reasons = config(depth, FP8, BM=BM, out_element=BF16).gluon()
     assert c.supported() == () and c.products and not c.converts
     assert (c.BN, c.store_columns, c.swizzle_bytes) == (128, 32, 64)

@@ -8,7 +8,7 @@ adds to the same output). LDS holds whole strips:
                                                                 lds         1               nothing
                                                                 ring        slots           1 tile, written by the DMA
 
-Nothing here imports Triton; `kv_buffer` is the device side. Source: section 5.1-5.3 of the specification.
+Nothing here imports Triton; `kv_buffer` is the device side.
 """
 
 from dataclasses import dataclass

@@ -26,7 +26,7 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 48, 64)  # numbers of partitions: few, so that wo
 
 
 def choose(problem: Problem, target: Arch, *, batch_invariant: bool = False) -> Choice:
-    """The choice for a problem. Source: section 5.5 of the specification for tiles, 4.6 for partitions.
+    """The choice for a problem.
 
     batch_invariant: keys are not split, since the number of parts depends on the number of sequences; and the queries
     of a step, of which more or fewer may be in the next one, do not choose between decode and prefill.

@@ -9,7 +9,7 @@ With w for wait and r for release, and the slot in brackets:
 
       wK0(0) rK0(0) wV0(1) │ wK1(2) rV0(1) rK1(2) wV1(3) │ wK2(4) rV1(3) rK2(4) wV2(5) │ …
 
-Specification: section 1.2. The methods have the same names as in `tma_ring`, so one role serves both.
+The methods have the same names as in `tma_ring`, so one role serves both.
 """
 
 from triton.experimental import gluon

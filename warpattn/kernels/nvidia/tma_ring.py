@@ -8,9 +8,9 @@ and needs a whole V tile. So a K tile has `num_qk_stages` chunks of columns, eac
 
 The first chunks of K share their barriers with those of Q: the caller then sets the expected bytes of both.
 
-Specification: section 1.3. The load warp's side of each ring is a `KVProducerPipeline`, as of the ring that K and V
-share. Aggregates are values, so states are passed and returned; `KVProducerRings` and `KVConsumerRings` take both rings
-at once, with the methods of `kv_ring`, so one role serves both.
+The load warp's side of each ring is a `KVProducerPipeline`, as of the ring that K and V share. Aggregates are values,
+so states are passed and returned; `KVProducerRings` and `KVConsumerRings` take both rings at once, with the methods of
+`kv_ring`, so one role serves both.
 """
 
 from triton.experimental import gluon

@@ -7,7 +7,7 @@ some get a hidden one past the end of the keys.
 
 A part is a run of a span's key tiles. Partitions are front-loaded: with T tiles over P
 partitions, q = T // P and r = T % P, partition p has the tiles from p·q + min(p, r) to (p + 1)·q + min(p + 1, r). Two
-warpgroups of a CTA may take every other tile (specification: section 3.11):
+warpgroups of a CTA may take every other tile:
 
       key tiles of a span      0 1 2 3 4 │ 5 6 7 8 │ 9 10 11 12            13 tiles over 3 partitions: 5, 4, 4
       warpgroup 0              0   2   4 │ 5   7   │ 9    11

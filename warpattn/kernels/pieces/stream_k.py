@@ -9,7 +9,7 @@ form the work queue:
 
 Each CTA takes one range, the first CTAs the longer ones. A range that ends inside a head splits it, and the head's
 parts are combined later; a range that starts in the overhead after a head goes on with the next head. Every CTA
-computes this from lengths on the device, so the grid does not depend on them. Source: specification, section 3.11.
+computes this from lengths on the device, so the grid does not depend on them.
 
 Several row tiles of a sequence read the same keys, from L2 if they read them at about the same time. So there may be
 several queues with a part of the row tiles each (`Queue`): the CTAs of a pair take the same ranges of two queues.

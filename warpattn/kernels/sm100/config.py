@@ -47,7 +47,7 @@ STAGED = 2  # 8-bit tiles in shared memory
 
 @dataclass(frozen=True)
 class FA4Config:
-    """Shape of one compiled Blackwell kernel. Names are the specification's; lengths are in elements unless said."""
+    """Shape of one compiled Blackwell kernel. Lengths are in elements unless said."""
 
     element: Element  # of queries and of keys in products: BF16 | FP16 | FP8 | e5m2
     qk_depth: int

@@ -31,7 +31,7 @@ def prefill_kernel(
     """Attention forward, or one part of the keys of it.
 
     `shape` is a `Shape` and `sequence_args` one of the classes of sequence_args.py; `recompute_args` is a
-    `RecomputeArgs`, or nothing where no tile is attended to again; `functions` is (keep, span, score), see `Modifiers`.
+    `RecomputeArgs`, or nothing where no tile is attended to again; `functions` is a `Functions`, see `Modifiers`.
     Grid, in clusters: (query tiles * partitions, key heads if the config fuses heads else query heads, batch). With
     partitions `o_desc` and `lse_ptr` are the workspace's, see combine.py.
     """

@@ -79,7 +79,7 @@ def test_the_ring_that_warps_read(stages, schedule, seed):
 
 
 def test_v_is_given_back_late():
-    """The order of slots that the specification lists (section 1.2)."""
+    """The order of slots in the table of nvidia/kv_ring.py."""
     trace, phases = np.full(11, -1, np.int32), np.full(2, -1, np.int32)
     args = {"trace": trace, "phases": phases, "tiles": 3}
     report = simulate(build(kernels.slots_kernel, args, arch="sm100"), (1,), args)

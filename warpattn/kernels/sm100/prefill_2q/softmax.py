@@ -8,7 +8,7 @@ back to tensor memory over S, in parts: what the tensor core needs first is rele
 
 The reference maximum is lazy (see pieces/softmax.py). Weights of 8 bits are at most 2^8, as all others are: e4m3 ends
 at 448. Their reference is 2^6 below the score that it is made of, so that small ones keep their bits down to 2^-12 of
-a row's largest (the specification's bias of 6 and threshold of -2).
+a row's largest.
 
 The exponential unit makes 16 results a clock and SM where the
 tensor core wants 32, so a quarter of the elements take a polynomial instead (exp2.py).

@@ -1,4 +1,5 @@
-"""The consumer warpgroup of Hopper's decode kernel for 64 query rows (attend_swap_ab.py: for 8 or 16).
+"""The consumer warpgroup of Hopper's decode kernel for 64 query rows (attend_swap_ab.py: for 8, 16 or, with 8-bit keys,
+32).
 
 for every work item:   queries to shared memory, then per key tile   Q·K(i+1)  P·V(i) ‖ softmax(i+1)
 

@@ -2,7 +2,8 @@
 
 The left operand of a wgmma has at least 64 rows, the right one at least 8 columns. With 4 query heads per key head, 60
 of 64 query rows would be padding: multiplied, exponentiated, and paid for with power (the SM clock of an H200 falls
-from 1980 to 1545 MHz). So the operands swap, and scores and outputs are transposed; R, the query rows, is 8 or 16:
+from 1980 to 1545 MHz). So the operands swap, and scores and outputs are transposed; R, the query rows, is 8 or 16,
+with 8-bit keys also 32:
 
       Sᵀ [N, R]  =  K [N, D]  · Qᵀ [D, R]       K in shared memory as loaded, its rows on the left
       Oᵀ [Dv, R] += Vᵀ [Dv, N] · P [N, R]       V as loaded, read by columns; P goes through shared memory

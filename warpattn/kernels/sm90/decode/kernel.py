@@ -2,7 +2,7 @@
 
       producer warp   K, V by TMA ──▶ rings in shared memory                              (load.py)
       warpgroup       wgmma + softmax on 64 rows = tokens × heads of a group              (attend.py)
-                      or, with swap-AB, on 8 or 16 rows with keys on the left             (attend_swap_ab.py)
+                      or, with swap-AB, on 8, 16 or (8-bit keys) 32 rows, keys left   (attend_swap_ab.py)
                       whole heads ──▶ output, parts ──▶ workspace, last CTA combines      (output.py, output_swap_ab.py)
 
 The grid is fixed; each CTA computes its range of keys from the lengths on the device (schedule.py). With PDL a CTA may
@@ -44,7 +44,7 @@ def decode_kernel(
     """Attention forward of a few query tokens per sequence.
 
     q, out: `StridedRows`. k, v: `MappedRows`, or `StridedRows` if the config gathers. keys: `KeyIndex`. workspace:
-    `PartialResults`. shape: `DecodeShape`. functions: (keep, span, score), see `Modifiers`. Grid: any number of CTAs
+    `PartialResults`. shape: `DecodeShape`. functions: `Functions`, see `Modifiers`. Grid: any number of CTAs
     that the workspace has slots for.
     """
     mods = modifiers(functions, mask_args, score_args)

@@ -1,4 +1,4 @@
-"""Hopper prefill: one producer warp and two or three consumer warpgroups in a persistent, warp-specialised kernel.
+"""Hopper prefill: one producer warp and one to four consumer warpgroups in a persistent, warp-specialised kernel.
 
 producer warp      Q, K, V by TMA ──▶ rings in shared memory          (load.py)
 warpgroup 0..n-1   wgmma + softmax on 64 rows each, TMA store of O    (attend.py, epilogue.py)
