@@ -328,8 +328,8 @@ def _compare(op: str, *values: Any) -> Expr:
     return Expr(build(op, "bool", *_common(values, "bool" if op in ("eq", "ne") else "int")))
 
 
-def _bitwise(op: str, *values: Any, least: str = "bool") -> Expr:
-    nodes = _without_floats(op, _common(values, least))
+def _bitwise(op: str, *values: Any) -> Expr:
+    nodes = _without_floats(op, _common(values))
     return Expr(build(op, nodes[0].dtype, *nodes))
 
 

@@ -37,9 +37,9 @@ class KVPipeline(StagedPipeline):
         tcgen05_commit(self.empty(state.index, sub))
 
     @gluon.jit
-    def consumer_release_at(self, index, sub: gl.constexpr = 0):
+    def consumer_release_at(self, index):
         """`consumer_release` for slot `index` instead of the consumer's current one."""
-        tcgen05_commit(self.empty(index, sub))
+        tcgen05_commit(self.empty(index))
 
 
 @gluon.jit

@@ -31,7 +31,7 @@ TURNS = gl.constexpr(12)  # first named barrier of the warpgroups' turns; the co
 
 
 @gluon.constexpr_function
-def turn_asm(action, turn=None):
-    """PTX of `action` ("sync" or "arrive") on the named barrier of a turn, on which two warpgroups meet. Without
-    `turn`, the barrier's number is operand $0."""
-    return f"bar.{action} {'$0' if turn is None else TURNS.value + turn}, 256;"
+def turn_asm(action):
+    """PTX of `action` ("sync" or "arrive") on the named barrier of a turn, on which two warpgroups meet; the barrier's
+    number is operand $0."""
+    return f"bar.{action} $0, 256;"
