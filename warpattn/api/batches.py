@@ -78,9 +78,9 @@ def attention_paged(
     if seq is not None and not isinstance(seq, Ragged):
         raise AttentionError(f"seq is a {type(seq).__name__}; seq must be None or a warpattn Ragged(cu_q)")
     if isinstance(q, WITH_PARTS):
-        q, of_q = parted(q)
-        check_once("kv", kv, of_q)
-        kv = kv.with_fields(**of_q)
+        q, q_fields = parted(q)
+        check_once("kv", kv, q_fields)
+        kv = kv.with_fields(**q_fields)
     layout = kv if seq is None else PagedRagged(kv, seq)
     call = Call(q, kv.k_pages, kv.v_pages, layout, mask, score, sinks, scale, return_lse, out)
     if isinstance(kv.shared_pages, int) and kv.shared_pages and not torch.compiler.is_compiling():

@@ -42,10 +42,10 @@ def attention(
     """
     sequence = DENSE
     if isinstance(q, WITH_PARTS) or isinstance(k, Quantized) or isinstance(v, Quantized):
-        across = v.transposed if isinstance(v, Quantized) else None
-        (q, of_q), (k, k_scale), (v, v_scale) = parted(q), split(k), split(v)
+        v_transposed = v.transposed if isinstance(v, Quantized) else None
+        (q, q_fields), (k, k_scale), (v, v_scale) = parted(q), split(k), split(v)
         narrow = getattr(q, "dtype", None) in EIGHT_BIT
-        sequence = Dense(k_scale, v_scale, **of_q, v_transposed=across if narrow else None)
+        sequence = Dense(k_scale, v_scale, **q_fields, v_transposed=v_transposed if narrow else None)
     return attend_call(Call(q, k, v, sequence, mask, score, sinks, scale, return_lse, out), backend)
 
 

@@ -47,9 +47,9 @@ def check_types(rules: Rules, call: Call, read_values: bool) -> None:
             of_tokens = in_pages and x is not q and getattr(scale, "ndim", 0) > 1
             read = read_values and not of_tokens
             _check_scale(rules, (scale_name, scale), (name, x), read, of_rows)
-    across = sequence.v_transposed
-    if across is not None and isinstance(call.v, Tensor) and call.v.ndim == 4:
-        check_transposed(rules, "v.transposed", across, call.v)
+    v_transposed = sequence.v_transposed
+    if v_transposed is not None and isinstance(call.v, Tensor) and call.v.ndim == 4:
+        check_transposed(rules, "v.transposed", v_transposed, call.v)
 
 
 def _check_scale(
@@ -102,8 +102,10 @@ def check_eight_bit(rules: Rules, arch: str, problem: Problem, differentiated: t
     for found, allowed, named in (
         (dtype, limits.queries if narrow else limits.dtypes, what),
         (problem.kind, limits.kinds, f"8-bit {them} are {problem.kind}"),
-        *((per, limits.scales_of(name, narrow), f"{name} has a scale per {per}")
-          for name, per in scales._asdict().items()),
+        *(
+            (per, limits.scales_of(name, narrow), f"{name} has a scale per {per}")
+            for name, per in scales._asdict().items()
+        ),
     ):
         listed = ", ".join(str(each) for each in allowed if each is not None)
         rule = f"with {with_8} the {arch} backend takes {listed}; {USE_REFERENCE} or dequantise them"

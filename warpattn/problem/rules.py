@@ -27,6 +27,7 @@ from warpattn.problem.beside import check_beside, check_values
 from warpattn.problem.eight_bit import DTYPES, check_eight_bit, check_types, eight_bit_of
 from warpattn.problem.gradients import check_gradients
 from warpattn.problem.latent import check_latent, check_latent_view, check_rope
+from warpattn.problem.operands import LEAST_SCALE
 from warpattn.problem.problem import Call, CheckedCall, Problem
 from warpattn.quantized import EIGHT_BIT, result_dtype
 from warpattn.scores import CustomScore, Score, ScoreProgram, chained
@@ -40,7 +41,7 @@ LARGEST_SCALE = torch.finfo(torch.float32).max
 # of c times the largest product is fp32 (`row_scale` takes the power of two below c; Hopper: sm90/arguments.py).
 # With other scales they multiply the scores before they take the maximum of a row, as they do where there is a score
 # function; a call without one gets AS_IT_IS, which leaves scores as they are.
-LOWEST_SCALE, FOLDED = 2.0**-100, 0.5
+FOLDED = 0.5
 AS_IT_IS = CustomScore(lambda s, b, h, q, k: s).program()
 
 
@@ -66,7 +67,7 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
         scale = _scale(call, sizes)
         if backend != "reference":
             exponent = _largest_exponent(scale, sizes.dim_qk, call.q.dtype if plain else None)
-            folded = scale > LOWEST_SCALE and exponent * FOLDED < LARGEST_SCALE
+            folded = scale > LEAST_SCALE and exponent * FOLDED < LARGEST_SCALE
             score = AS_IT_IS if score is None and not folded else score
     if not plain:
         check_types(rules, call, read_values and on_host)

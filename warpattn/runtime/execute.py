@@ -181,8 +181,8 @@ class CachedCall:
         self._lse_shape = checked.lse_shape if checked.problem.has_lse else None
         self._has_captured = bool(captured(checked))
         self._latent = is_latent(checked.problem)  # then v is a view of k
-        rope, across = call.sequence.q_rope, call.sequence.v_transposed
-        read = (x.q, x.k, x.v, x.sinks, across if rope is None else rope) if call.out is not None else ()
+        rope, v_transposed = call.sequence.q_rope, call.sequence.v_transposed
+        read = (x.q, x.k, x.v, x.sinks, v_transposed if rope is None else rope) if call.out is not None else ()
         self._extents = tuple([0 if t is None else extent(t) for t in read])
         self._written = extent(x.out) if call.out is not None else 0
 
@@ -201,7 +201,7 @@ class CachedCall:
     def __call__(self, call: Call, mask: MaskProgram | None, score: ScoreProgram | None) -> Result | None:
         """Launch on torch's current stream; None if this call must be validated."""
         q, k, v, sinks, out, sequence = call.q, call.k, call.v, call.sinks, call.out, call.sequence
-        more = sequence.v_transposed if sequence.q_rope is None else sequence.q_rope  # 8-bit queries have no rope
+        extra = sequence.v_transposed if sequence.q_rope is None else sequence.q_rope  # 8-bit queries have no rope
         if cuda.current_device() != self._device:
             return None
         bound = self._shared
@@ -222,29 +222,29 @@ class CachedCall:
             return None
         if sinks is not None:
             sinks = logits(sinks)  # a copy if they have 16 bits; it lives until the launch
-        sinks_at, more_at = 0 if sinks is None else sinks.data_ptr(), 0 if more is None else more.data_ptr()
+        sinks_at, extra_at = 0 if sinks is None else sinks.data_ptr(), 0 if extra is None else extra.data_ptr()
         if out is None:
             out = torch.empty_like(q) if self._like_q else torch.empty(**self._out)
             out_at = out.data_ptr()
         else:
             out_at = out.data_ptr()
-            if not apart((out_at, self._written), (q_at, k_at, v_at, sinks_at, more_at), self._extents):
+            if not apart((out_at, self._written), (q_at, k_at, v_at, sinks_at, extra_at), self._extents):
                 return None
-        if (q_at | k_at | v_at | out_at | more_at) % ALIGNMENT or (self._latent and k_at != v_at):
+        if (q_at | k_at | v_at | out_at | extra_at) % ALIGNMENT or (self._latent and k_at != v_at):
             return None
         lse, lse_at = None, 0
         if self._lse_shape is not None:
             lse = torch.empty(self._lse_shape, dtype=torch.float32, device=out.device)
             lse_at = lse.data_ptr()
         indices = () if _is_plain(sequence) else [x.data_ptr() for x in sequence.indices().values()]
-        bound((q_at, k_at, v_at, out_at, lse_at, sinks_at, *indices), values)
+        bound((q_at, k_at, v_at, out_at, lse_at, sinks_at, *indices), values)  # in the order of `follow_call`
         return out if lse is None else (out, lse)
 
 
 def _is_plain(sequence: Sequence) -> bool:
     """Whether a sequence holds no tensors."""
-    rope, more = sequence.q_rope, sequence.v_transposed
-    return type(sequence) is Dense and sequence.k_scale is sequence.v_scale is sequence.q_scale is rope is more is None
+    unscaled = sequence.k_scale is sequence.v_scale is sequence.q_scale is None
+    return type(sequence) is Dense and unscaled and sequence.q_rope is sequence.v_transposed is None
 
 
 def _layout(sequence: Sequence) -> Hashable:

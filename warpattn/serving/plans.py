@@ -320,15 +320,15 @@ def _operands(
     if not isinstance(kv, tuple) or len(kv) != 2:
         raise AttentionError(f"kv is a {type(kv).__name__}; it must be a PagedKV or a pair of dense k and v")
     k, v = kv
-    (rows, of_q), (k, k_scale), (v, v_scale) = parted(q), split(k), split(v)
-    return rows, k, v, Dense(k_scale, v_scale, **of_q)
+    (rows, q_fields), (k, k_scale), (v, v_scale) = parted(q), split(k), split(v)
+    return rows, k, v, Dense(k_scale, v_scale, **q_fields)
 
 
 def with_query_parts(q: Tensor | Quantized | LatentQuery, kv: PagedKV) -> tuple[Tensor, Tensor, Tensor, PagedKV]:
     """Return queries, pages of keys, pages of values, and the cache with the queries' scale or rotary part."""
-    rows, of_q = parted(q)
-    check_once("kv", kv, of_q)
-    return rows, kv.k_pages, kv.v_pages, kv.with_fields(**of_q) if of_q else kv
+    rows, q_fields = parted(q)
+    check_once("kv", kv, q_fields)
+    return rows, kv.k_pages, kv.v_pages, kv.with_fields(**q_fields) if q_fields else kv
 
 
 class PrefillPlan(ServingPlan):

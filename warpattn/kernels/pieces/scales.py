@@ -3,10 +3,12 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from warpattn.problem import operands
+
 from .modifiers import folds_scale
 from .softmax import LARGEST
 
-LEAST_SCALE = gl.constexpr(2.0**-100)  # least scale of scores: with a smaller one, exponents may be 0 times infinity
+LEAST_SCALE = gl.constexpr(operands.LEAST_SCALE)  # of scores: with a smaller one, exponents may be 0 times infinity
 
 
 @gluon.jit

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from warpattn.problem import Problem, is_latent
 from warpattn.problem.arch import Arch
-from warpattn.problem.launch import Choice
+from warpattn.problem.launch import MOST_DECODED, Choice
 
 from .decode import choice as decode
 from .decode.config import DecodeConfig
@@ -47,7 +47,7 @@ def candidates(problem: Problem, target: Arch) -> dict[str, Choice]:
     """Returns all choices for a `problem` by name; none where the kernel has only one configuration (ragged queries,
     chunks over pages, latent attention). The plan's own choice may be among them."""
     found: dict[str, Choice] = {}
-    few = problem.seq_q <= decode.MAX_TOKENS and decode.takes(problem) and not is_latent(problem)
+    few = problem.seq_q <= MOST_DECODED and decode.takes(problem) and not is_latent(problem)
     if few and problem.kind in ("dense", "paged"):
         found |= {described(choice): choice for choice in _of_decode(problem, target)}
     if problem.kind == "dense" and not is_latent(problem):

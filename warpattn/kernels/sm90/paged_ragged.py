@@ -8,7 +8,7 @@ bits and whole tiles, into a workspace, a plan's or a call's own. One prefill at
 the other for the other sequences and reads the pages.
 
 All read the offsets on the device and skip each other's sequences, so the host needs no lengths and the number of
-launches is fixed. With `max_q` up to `MAX_TOKENS` there is no prefill. With `batch_invariant` there is no decode,
+launches is fixed. With `max_q` up to `MOST_DECODED` there is no prefill. With `batch_invariant` there is no decode,
 since the other tokens of a step must not decide a token's kernel. Latent attention always has such a `max_q`.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from warpattn.kernels.pieces.scheduler_sizes import ListedSequences
 from warpattn.problem import CheckedCall, Problem, is_latent
 from warpattn.problem.arch import Arch
-from warpattn.problem.launch import DEFAULT_OPTIONS, Choice, Launch, PlanOptions
+from warpattn.problem.launch import DEFAULT_OPTIONS, MOST_DECODED, Choice, Launch, PlanOptions
 from warpattn.problem.operands import Operands
 from warpattn.sequences import PagedRagged
 
@@ -53,10 +53,10 @@ def few_tokens(problem: Problem, options: PlanOptions = DEFAULT_OPTIONS) -> int:
     """Most queries of a sequence that decode takes: `max_q`, if decode can, else the plan's `decoded`, at least as many
     as its narrowest tile holds, which decodes single tokens 3 to 6 % faster than the next wider one (H200,
     bench/notes.md)."""
-    if problem.max_q <= decode.MAX_TOKENS:
+    if problem.max_q <= MOST_DECODED:
         return problem.max_q
     narrowest = decode.SWAP_AB_COLUMNS[0] // (problem.heads_q // problem.heads_kv)
-    return min(decode.MAX_TOKENS, max(1, narrowest, options.decoded))
+    return min(MOST_DECODED, max(1, narrowest, options.decoded))
 
 
 def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTIONS) -> Choice:
@@ -86,9 +86,7 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
     return Choice("paged_ragged", config, few.grid, lines, reasons, partitions=few.partitions, order=many.order)
 
 
-def list_launches(
-    checked: CheckedCall, x: Operands, sequence: PagedRagged, choice: Choice
-) -> tuple[Launch, ...]:
+def list_launches(checked: CheckedCall, x: Operands, sequence: PagedRagged, choice: Choice) -> tuple[Launch, ...]:
     """The launches of prefill, over copies in the workspace first, then those of decode, unless ruled out."""
     config: PagedRaggedConfig = choice.config
     launches: tuple[Launch, ...] = ()

@@ -8,7 +8,7 @@ import torch
 
 from warpattn.problem import CheckedCall, Problem, is_latent
 from warpattn.problem.arch import ARCHS, Arch
-from warpattn.problem.launch import BUILT_IN, DEFAULT_OPTIONS, Choice, Launch, PlanOptions
+from warpattn.problem.launch import BUILT_IN, DEFAULT_OPTIONS, MOST_DECODED, Choice, Launch, PlanOptions
 from warpattn.problem.operands import Operands
 from warpattn.sequences import Sequence
 
@@ -51,6 +51,6 @@ def choose(problem: Problem, target: Arch, options: PlanOptions = DEFAULT_OPTION
         return candidates(problem, target)[options.candidate]
     if problem.kind == "paged-ragged":
         return paged_ragged.choose(problem, target, options)
-    if problem.seq_q <= decode.MAX_TOKENS and decode.serves(problem):
+    if problem.seq_q <= MOST_DECODED and decode.serves(problem):
         return (mla if is_latent(problem) else decode).choose(problem, target, options=options)
     return (prefill if problem.kind == "dense" else prefill_varlen).choose(problem, target, options)

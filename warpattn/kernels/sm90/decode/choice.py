@@ -19,7 +19,6 @@ from ..operand_format import OperandFormat
 from ..prefill.config import CONSUMER_ROWS, MOST_VALUES, SMEM_LIMIT, pad_dim
 from .config import LEAST_BOX, REGISTERS, DecodeConfig, LengthSums, Overlap, Schedule, StreamConfig, SwapAB
 
-MAX_TOKENS = MOST_DECODED
 MANY_KEYS = 512  # with fewer dense keys the prefill kernel is faster
 SM_SMEM = 233_472  # bytes: 228 KiB an SM, of which every resident CTA reserves 1 KiB
 SLACK = 520  # bytes the compiler adds: alignment of barriers, scratch of reductions (516 at 512 columns)
@@ -54,13 +53,13 @@ class EvenCut(NamedTuple):
 
 def takes(problem: Problem) -> bool:
     """Whether the decode kernel can run a problem: few query tokens, dense or paged keys."""
-    return problem.kind != "ragged" and 1 <= problem.seq_q <= MAX_TOKENS and problem.seq_k > 0
+    return problem.kind != "ragged" and 1 <= problem.seq_q <= MOST_DECODED and problem.seq_k > 0
 
 
 def check_takes(problem: Problem) -> None:
     """Raises AttentionError for a problem that decode does not take."""
     if not takes(problem):
-        rule = f"the decode kernel takes dense or paged keys and 1 to {MAX_TOKENS} query tokens"
+        rule = f"the decode kernel takes dense or paged keys and 1 to {MOST_DECODED} query tokens"
         raise AttentionError(f"the problem is {problem.kind} with {many(problem.seq_q, 'query token')}; {rule}")
 
 

@@ -20,7 +20,7 @@ from ...nvidia.combine_launch import combine_launch, workspace
 from ..arguments import LARGEST_EXPONENT, PrefillShape, SplitShape
 from ..copies.launch import copied
 from .config import SM90Config, pad_dim, value_blocks, value_words
-from .eight_bit.transpose_launch import value_lines, values_across
+from .eight_bit.transpose_launch import transposed_values, value_lines
 
 OPTIONS = compile_options()
 SHORT_KEYS = 512  # up to so many keys a section has a head an SM: 64 x 256 was 1.04, 128 x 128 1.16 x as fast (H200)
@@ -94,8 +94,8 @@ def list_launches(checked: CheckedCall, x: Operands, sequence: Sequence, choice:
     problem = checked.problem
     before: tuple[Launch, ...] = ()
     if choice.config.products:
-        across, before = values_across(x.v, sequence.v_transposed, choice.config)
-        x = x._replace(v=across)
+        values, before = transposed_values(x.v, sequence.v_transposed, choice.config)
+        x = x._replace(v=values)
     elif choice.config.widened:
         x, _, copying = copied(x, sequence)
         before = (copying,)

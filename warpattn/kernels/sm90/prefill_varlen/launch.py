@@ -39,8 +39,8 @@ def list_launches(
     order = order_launch(checked, sequence, choice, tiles, only)
     first: tuple[Launch, ...] = (order,)
     if choice.config.tiles.products:
-        across, launches = transposed(x.v, _lengths(sequence)[1])
-        x, first = x._replace(v=across[None]), (*launches, order)
+        values, launches = transposed(x.v, _lengths(sequence)[1])
+        x, first = x._replace(v=values[None]), (*launches, order)
     elif choice.config.copied:
         x, sequence, copying = copied(x, sequence)
         first = copying, order

@@ -26,7 +26,7 @@ def value_lines(problem: Problem, config: SM90Config) -> tuple[str, ...]:
     return (f"sm90.transpose_values before it: {moved:,} bytes",)
 
 
-def values_across(
+def transposed_values(
     v: Tensor, brought: Tensor | None, config: SM90Config
 ) -> tuple[Tensor | TensorMap, tuple[Launch, ...]]:
     """(what the kernel of a dense batch reads instead of v, the launch that writes it unless it is `brought`)."""
