@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd.cdna3 import buffer_store
 
-from ..pieces.combine import EqualParts, Partials, combine_rows, parts_layout, with_sink
+from ..pieces.combine import EqualParts, Partials, combine_rows, with_sink
 from ..pieces.modifiers import natural_scale
 from ..pieces.scales import has_scale, output_scale
 from .softmax import softmax_finish
@@ -64,10 +64,10 @@ def combine_parts(tensors, shape, work, o_parts, denominators, config: gl.conste
     """Combine a block of rows of a tile over all partitions and write them."""
     parts = Partials(o_parts, denominators, gl.to_tensor(config.block_m), config.padded_v)
     part = EqualParts(gl.program_id(0), shape.tiles, shape.partitions)
-    block: gl.constexpr = (config.combine_tile.parts, config.combine_rows)
-    first = gl.program_id(1) * block[1]
-    o, denominator = combine_rows(parts, part, first, parts_layout(config.combine_tile), block, False)
-    r = first + gl.arange(0, block[1], denominator.l.type.layout)
+    rows: gl.constexpr = config.combine_rows
+    first = gl.program_id(1) * rows
+    o, denominator = combine_rows(parts, part, first, config.combine_tile, rows)
+    r = first + gl.arange(0, rows, denominator.l.type.layout)
     if traits.has_sinks:
         _, head, inside = rows_of(shape, work, r, config)
         sink = gl.load(tensors.sinks + head, mask=inside, other=0.0)

@@ -15,7 +15,7 @@ from triton.experimental.gluon import GluonASTSource
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_wait
 
-from ..pieces.combine import EqualParts, Partials, combine_block, combine_layout, combine_rows, with_sink
+from ..pieces.combine import EqualParts, Partials, combine_rows, with_sink
 from ..pieces.combine_config import CombineTile
 from ..pieces.scheduler_varlen import BLOCKS, RECORD
 from ..pieces.signature import kernel_source
@@ -30,14 +30,12 @@ def combine_kernel(
     `UsedRows`; `config`: `CombineTile`. Grid: blocks of rows, of all rows or of each row tile of the list."""
     gdc_wait()
     cols: gl.constexpr = config.cols
-    layout: gl.constexpr = combine_layout(cols, config.most)
-    block: gl.constexpr = combine_block(cols, config.most)
     partials = Partials(o_ptr, denominators_ptr, shape.rows, cols)
     begin, end = rows_of(shape, only)
-    first = begin + gl.program_id(0) * block[1]
+    first = begin + gl.program_id(0) * config.rows
     parts = EqualParts(gl.to_tensor(0), gl.to_tensor(1), gl.where(first < end, shape.parts, 0))
-    o, denominator = combine_rows(partials, parts, first, layout, block, False)
-    row = first + gl.arange(0, block[1], denominator.l.type.layout)
+    o, denominator = combine_rows(partials, parts, first, config, config.rows)
+    row = first + gl.arange(0, config.rows, denominator.l.type.layout)
     head = row % shape.heads_q
     query = row // shape.heads_q % shape.seq_q
     batch = row // (shape.seq_q * shape.heads_q)

@@ -46,7 +46,7 @@ class EqualParts:
     splits: gl.tensor
 
     @gluon.jit
-    def slot(self, split, invariant: gl.constexpr):
+    def slot(self, split):
         """The slot of part `split`."""
         return split * self.step + self.first
 
@@ -60,22 +60,19 @@ def with_sink(denominator, sink):
 
 
 @gluon.jit
-def combine_rows(
-    partials, part, first_row, layout: gl.constexpr, block: gl.constexpr, invariant: gl.constexpr, column=0,
-    width: gl.constexpr = None,
-):  # fmt: skip
-    """(o [rows, width], `Denominator` [rows]) of rows from `first_row` and columns from `column` on over all parts;
-    `width` is all columns if None, `layout` that of a [block[0] parts, block[1] rows, width] tensor."""
-    cols: gl.constexpr = partials.cols if width is None else width
+def combine_rows(partials, part, first_row, tile: gl.constexpr, rows: gl.constexpr, column=0):
+    """(o [rows, columns of the `CombineTile`], `Denominator` [rows]) of rows from `first_row` and columns from `column`
+    on, over all parts."""
+    layout: gl.constexpr = parts_layout(tile)
     part_layout: gl.constexpr = gl.SliceLayout(2, layout)
-    row = first_row + gl.arange(0, block[1], gl.SliceLayout(0, part_layout))
-    col = column + gl.arange(0, cols, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
-    m = gl.full([block[1]], LOWEST, gl.float32, gl.SliceLayout(0, part_layout))
+    row = first_row + gl.arange(0, rows, gl.SliceLayout(0, part_layout))
+    col = column + gl.arange(0, tile.cols, gl.SliceLayout(0, gl.SliceLayout(1, layout)))
+    m = gl.full([rows], LOWEST, gl.float32, gl.SliceLayout(0, part_layout))
     l = gl.zeros_like(m)
-    o = gl.zeros([block[1], cols], gl.float32, gl.SliceLayout(0, layout))
-    for begin in range(0, part.splits, block[0]):
-        split = begin + gl.arange(0, block[0], gl.SliceLayout(1, part_layout))
-        at = (part.slot(split, invariant).to(gl.int64) * partials.rows)[:, None] + row[None, :]
+    o = gl.zeros([rows, tile.cols], gl.float32, gl.SliceLayout(0, layout))
+    for begin in range(0, part.splits, tile.parts):
+        split = begin + gl.arange(0, tile.parts, gl.SliceLayout(1, part_layout))
+        at = (part.slot(split).to(gl.int64) * partials.rows)[:, None] + row[None, :]
         there = (split < part.splits)[:, None] & (row < partials.rows)[None, :]
         part_of = unpacked(gl.load(partials.denominators + at, mask=there, other=NO_KEY, cache_modifier=".cg"))
         values = gl.load(
@@ -89,21 +86,20 @@ def combine_rows(
         moved = gl.convert_layout(old, gl.SliceLayout(1, o.type.layout))
         o = o * moved[:, None] + gl.sum(values * weight[:, :, None], 0)
         m = top
-    rows: gl.constexpr = gl.SliceLayout(1, o.type.layout)
-    factor = gl.convert_layout(gl.where(l != 0, 1.0 / l, 0.0), rows)
-    return o * factor[:, None], Denominator(m, l).to_layout(rows)
+    by_row: gl.constexpr = gl.SliceLayout(1, o.type.layout)
+    factor = gl.convert_layout(gl.where(l != 0, 1.0 / l, 0.0), by_row)
+    return o * factor[:, None], Denominator(m, l).to_layout(by_row)
 
 
 @gluon.constexpr_function
-def combine_block(cols, most=32, warps=4):
-    """(parts, rows) that `warps` warps combine at once, see `CombineTile`."""
-    tile = CombineTile(cols, most, warps)
-    return (tile.parts, tile.rows)
+def tile_for(cols, most=32, warps=4):
+    """The `CombineTile` of `warps` warps that have all parts of an element in one lane."""
+    return CombineTile(cols, most, warps)
 
 
 @gluon.constexpr_function
 def combine_layout(cols, most=32, warps=4):
-    """Registers of the [parts, rows, cols] partial outputs of `combine_block`."""
+    """Registers of the [parts, rows, cols] partial outputs of `tile_for`."""
     return parts_layout(CombineTile(cols, most, warps))
 
 

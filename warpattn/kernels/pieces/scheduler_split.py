@@ -127,8 +127,7 @@ class SplitWork(Work):
     @gluon.jit
     def place(self, tile, tokens: gl.constexpr):
         """A non-negative int32 that names a part."""
-        of_tile = (tile.b * self.heads_q + tile.h) * self.m_tiles + tile.row // tokens
-        return of_tile * self.splits + tile.split
+        return Work.place(self, tile, tokens) * self.splits + tile.split
 
     @gluon.jit
     def tile_at(self, place, tokens: gl.constexpr):

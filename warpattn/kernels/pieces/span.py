@@ -36,10 +36,11 @@ class TileSpan:
 @gluon.jit
 def tile_span(span, block_n: gl.constexpr):
     """Rounds a key interval (first, full_lo, full_hi, last) to tiles of `block_n` keys; at least one tile."""
-    first = span[0] // block_n
-    last = gl.maximum((span[3] + block_n - 1) // block_n, first + 1)
-    lo = gl.maximum((span[1] + block_n - 1) // block_n, first)
-    hi = gl.minimum(span[2] // block_n, last)
+    first_key, full_lo, full_hi, last_key = span
+    first = first_key // block_n
+    last = gl.maximum((last_key + block_n - 1) // block_n, first + 1)
+    lo = gl.maximum((full_lo + block_n - 1) // block_n, first)
+    hi = gl.minimum(full_hi // block_n, last)
     some = lo < hi
     lo = gl.where(some, lo, first)
     hi = gl.where(some, hi, first)

@@ -135,22 +135,23 @@ class Part:
     splits: gl.tensor  # parts of the head
     first_cta: gl.tensor
     queue: Queue
+    invariant: gl.constexpr  # every unit is a part
 
     @gluon.jit
-    def slot(self, split, invariant: gl.constexpr):
-        """Workspace slot of part `split` of the head. With `invariant` each unit has a slot; else CTA c has two: 2 c
+    def slot(self, split):
+        """Workspace slot of part `split` of the head. If `invariant`, each unit has a slot; else CTA c has two: 2 c
         for the head inside which its range begins, 2 c + 1 for a head that begins in its range. Queues have every n-th
         slot."""
-        if invariant:
+        if self.invariant:
             own = self.head_start + split
         else:
             own = 2 * (self.first_cta + split) + (split == 0).to(gl.int32)
         return own * self.queue.count + self.queue.number
 
     @gluon.jit
-    def number(self, invariant: gl.constexpr):
+    def number(self):
         """Number of this part among the head's."""
-        if invariant:
+        if self.invariant:
             return self.begin
         else:
             return self.queue.cta - self.first_cta
@@ -170,7 +171,7 @@ def part_at(cursor, units, padded_units, stream_k, queue, invariant: gl.constexp
     else:
         left = stream_k.first(queue.cta + 1) - cursor.unit
         count = gl.where(left < units - begin, left, padded_units - begin)
-    return Part(head, begin, count, head_start, splits, owner, queue)
+    return Part(head, begin, count, head_start, splits, owner, queue, invariant)
 
 
 @gluon.jit

@@ -146,9 +146,7 @@ def visible_scores(ctx, n, wg: gl.constexpr, scales):
     key = ctx.run.key_tile(n) * config.BN
     s0 = visible_part(ctx, scaled_part(s.slice(0, half).load(), scales, 0), n, key, wg)
     s1 = visible_part(ctx, scaled_part(s.slice(half, quarter).load(), scales, 1), n, key + half, wg)
-    s2 = visible_part(
-        ctx, scaled_part(s.slice(half + quarter, quarter).load(), scales, 1), n, key + half + quarter, wg
-    )
+    s2 = visible_part(ctx, scaled_part(s.slice(half + quarter, quarter).load(), scales, 1), n, key + half + quarter, wg)
     return s0, s1, s2
 
 

@@ -83,7 +83,7 @@ def attend_keys(ctx, visit, state, held, wg: gl.constexpr):
     sums = Sums(zero_columns(config.rows, config.widths_qk), zero_columns(config.rows, config.widths_v))
     wait_finite(ctx, rings.k, held, state, wg, bound_nonfinite)
     s = warpgroup_mma_wait(0, deps=(start_scores(ctx, held, state, first_scores(ctx, state), wg),))
-    weights = attend(ctx, s, state, visit, wg)
+    weights = tile_weights(ctx, s, state, visit, wg)
     wait_finite(ctx, rings.v, held_values(held), state, wg, clear_nonfinite)
     more = visit.more()
     turn = gl.to_tensor(NO_TURN)  # of the dQ tile that was added to last, see `add_tile`
@@ -117,7 +117,7 @@ def attend_tile(ctx, sums, weights, state, turn, held, wg: gl.constexpr):
         dk = wait_columns(score_products(config), dk, ds)
         rings.q.consumer_release(state)
     s = warpgroup_mma_wait(0, deps=(s,))
-    weights = attend(ctx, s, following, visit, wg)
+    weights = tile_weights(ctx, s, following, visit, wg)
     if config.attend_adds:
         turn = add_tile(ctx, state, turn, wg)
     return Sums(dk, dv), weights, following, visit, turn
@@ -200,10 +200,8 @@ def wait_value_scores(dp, dv, p):
     """Waits for the products of dP and dV; returns (dP, dV in parts, P)."""
     operands = (dp, p)
     done = warpgroup_mma_wait(0, deps=operands + dv)
-    parts = ()
-    for i in gl.static_range(len(dv)):
-        parts += (done[2 + i],)
-    return done[0], parts, done[1]
+    dp, p = done[:2]
+    return dp, done[2:], p
 
 
 @gluon.jit
@@ -359,7 +357,7 @@ def row_numbers(ctx, numbers, state):
 
 
 @gluon.jit
-def attend(ctx, s, q_state, visit, wg: gl.constexpr):
+def tile_weights(ctx, s, q_state, visit, wg: gl.constexpr):
     """The `Weights` of a tile: P = exp2(S - LSE), 0 where the mask hides a key, and P times the slope of the score."""
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = accumulator_layout(config.block_m)

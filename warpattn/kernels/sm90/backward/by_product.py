@@ -20,7 +20,6 @@ from ...pieces.softmax import as_quads, pack
 from ..columns import wait_columns, zero_columns
 from ..layouts import accumulator_layout, element_type
 from .attend import (
-    attend,
     first_scores,
     held_tile,
     row_numbers,
@@ -29,6 +28,7 @@ from .attend import (
     start_scores,
     start_sums,
     start_value_scores,
+    tile_weights,
     value_score_products,
     wait_finite,
 )
@@ -49,7 +49,7 @@ def weigh_role(ctx):
     wait_finite(ctx, rings.k, consumer_state(1), state, 0, bound_nonfinite)
     s = warpgroup_mma_wait(0, deps=(start_scores(ctx, consumer_state(1), state, first_scores(ctx, state), 0),))
     rings.q.consumer_release(state)
-    weights = attend(ctx, s, state, visit, 0)
+    weights = tile_weights(ctx, s, state, visit, 0)
     while visit.more():
         rings.do.consumer_wait(state)
         pending = start_values(ctx, weights.p, dv, state)
@@ -62,7 +62,7 @@ def weigh_role(ctx):
         rings.do.consumer_release(state)
         s = warpgroup_mma_wait(0, deps=(s,))
         rings.q.consumer_release(following)
-        weights = attend(ctx, s, following, visit, 0)
+        weights = tile_weights(ctx, s, following, visit, 0)
         state = following
         p_state = p_state.step()
     rings.do.consumer_wait(state)

@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_wait
 
-from ...pieces.combine import combine_rows, parts_layout
+from ...pieces.combine import combine_rows
 from ...pieces.modifiers import modifiers
 from .context import Results, key_cache, make_results
 from .output import published_part, write_rows
@@ -49,12 +49,9 @@ def decode_combine_kernel(
     row_tile = row_tile_of(number, b, of_sequence, stored, shape, mods, config)
     part = published_part(ctx, row_tile, head)
     if (part.splits > 1) & (row_tile.units > 0):  # without units, no CTA has stored `part`
-        layout: gl.constexpr = parts_layout(tile)
-        block: gl.constexpr = (tile.parts, tile.rows)
-        invariant: gl.constexpr = config.schedule.invariant
         rows = gl.minimum(row_tile.tokens * shape.group - row_tile.row, config.rows)
         item = WorkItem(row_tile, part, row_tile.units, gl.to_tensor(0), row_tile.span.total, False)
         column = 0 if tile.cols == config.padded_v else gl.program_id(2) * tile.cols
-        for row in range(gl.program_id(1) * block[1], rows, gl.num_programs(1) * block[1]):
-            o, denominator = combine_rows(results.partials, part, row, layout, block, invariant, column, tile.cols)
+        for row in range(gl.program_id(1) * tile.rows, rows, gl.num_programs(1) * tile.rows):
+            o, denominator = combine_rows(results.partials, part, row, tile, tile.rows, column)
             write_rows(ctx, o, denominator, item, row, column)

@@ -96,26 +96,35 @@ def trigger_dependents(config: gl.constexpr, i, trigger):
             gdc_launch_dependents()
 
 
+@gluon.aggregate
+class Box:
+    """Where the keys of a box begin: batch entry or page, and row."""
+
+    outer: gl.tensor
+    row: gl.tensor
+
+
 @gluon.jit
 def find_boxes(ctx, item, i):
-    """The (batch entry or page, row) of every box of key tile number `i`, in one flat tuple."""
+    """The `Box` of every box of key tile number `i`."""
     first = item.key_tile(i) * ctx.config.block_n
     boxes: gl.constexpr = ctx.config.boxes
     found = ()
     for box in gl.static_range(boxes):
-        found = found + find_box(ctx, item, first + box * ctx.config.box)
+        found += (find_box(ctx, item, first + box * ctx.config.box),)
     return found
 
 
 @gluon.jit
 def find_box(ctx, item, key):
-    """(batch entry or page, row) of the box that begins with `key` of the item's sequence, any shape."""
+    """The `Box` that begins with `key` of the item's sequence, any shape."""
     config: gl.constexpr = ctx.config
     if config.page_box is None:
-        return (item.row_tile.b + key * 0, key)
+        return Box(item.row_tile.b + key * 0, key)
     else:
         last = gl.maximum(item.row_tile.length - 1, 0) // config.box * config.box
-        return page_of(ctx, item, gl.minimum(key, last))
+        page, row = page_of(ctx, item, gl.minimum(key, last))
+        return Box(page, row)
 
 
 @gluon.jit
@@ -153,11 +162,11 @@ def copy_boxes(ctx, desc, tile, full, item, boxes, nbytes: gl.constexpr, column:
     policy: gl.constexpr = STREAMED if config.schedule.one_row_tile else None
     count: gl.constexpr = config.boxes
     if count == 1:
-        coord = [in_cache(ctx, boxes[0]), boxes[1], item.part.head, column]
+        coord = [in_cache(ctx, boxes[0].outer), boxes[0].row, item.part.head, column]
         tma.async_load(desc, coord, full, tile, cache_policy=policy)
     else:
         for box in gl.static_range(count):
-            coord = [in_cache(ctx, boxes[2 * box]), boxes[2 * box + 1], item.part.head, column]
+            coord = [in_cache(ctx, boxes[box].outer), boxes[box].row, item.part.head, column]
             rows = tile.slice(box * config.box, config.box, 1)
             tma.async_load(desc, coord, full, rows, cache_policy=policy)
 
@@ -170,7 +179,8 @@ def scale_pages(ctx, item, i):
     pages = ()
     if config.scale_bytes > 0:
         for block in gl.static_range(config.block_n // 32):
-            pages += (scale_place(ctx, item, block_keys(ctx, item, i, block))[0],)
+            page, _row = scale_place(ctx, item, block_keys(ctx, item, i, block))
+            pages += (page,)
     return pages
 
 

@@ -11,7 +11,7 @@ how many parts there are and where, because computing that again takes longer th
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...pieces.combine import combine_block, combine_layout, combine_rows, with_sink
+from ...pieces.combine import combine_rows, tile_for, with_sink
 from ...pieces.modifiers import natural_scale
 from ...pieces.softmax import Denominator, rescale, softmax_finish
 from ...pieces.stream_k import Part, Queue
@@ -47,8 +47,7 @@ def write_item(ctx, o, denominator, item):
         write_rows(ctx, o, denominator, item, gl.to_tensor(0))
     else:
         partials = ctx.results.partials
-        number = part.number(config.schedule.invariant)
-        partials.store(part.slot(number, config.schedule.invariant), o, denominator)
+        partials.store(part.slot(part.number()), o, denominator)
         if not config.combine.separate_kernel:
             if draw_ticket(ctx, item):
                 combine_item(ctx, item)
@@ -64,7 +63,7 @@ def publish_parts(ctx, item):
         if part.begin == 0:
             cell = ctx.results.heads + 2 * head_index(ctx, item.row_tile, part.head)
             gl.store(cell, part.splits)
-            gl.store(cell + 1, part.head_start if config.schedule.invariant else part.first_cta)
+            gl.store(cell + 1, part.head_start if part.invariant else part.first_cta)
 
 
 @gluon.jit
@@ -75,7 +74,9 @@ def published_part(ctx, row_tile, head):
     count = queue_count(ctx.work, ctx.config)
     tile = row_tile.row // ctx.config.rows
     queue = Queue(tile % count, count, place)
-    return Part(head, gl.to_tensor(0), row_tile.units, place, gl.load(cell), place, queue)
+    splits = gl.load(cell)
+    invariant: gl.constexpr = ctx.config.schedule.invariant
+    return Part(head, gl.to_tensor(0), row_tile.units, place, splits, place, queue, invariant)
 
 
 @gluon.jit
@@ -111,11 +112,10 @@ def combine_item(ctx, item):
 def combine_parts(ctx, item, most: gl.constexpr):
     """`combine_item`, reading at most `most` parts at a time."""
     config: gl.constexpr = ctx.config
-    layout: gl.constexpr = combine_layout(config.padded_v, most, config.attending_warps)
-    block: gl.constexpr = combine_block(config.padded_v, most, config.attending_warps)
+    tile: gl.constexpr = tile_for(config.padded_v, most, config.attending_warps)
     rows = gl.minimum(item.row_tile.tokens * ctx.work.group - item.row_tile.row, config.rows)
-    for first in range(0, rows, block[1]):
-        o, denominator = combine_rows(ctx.results.partials, item.part, first, layout, block, config.schedule.invariant)
+    for first in range(0, rows, tile.rows):
+        o, denominator = combine_rows(ctx.results.partials, item.part, first, tile, tile.rows)
         write_rows(ctx, o, denominator, item, first)
 
 
@@ -168,10 +168,8 @@ def write_at(ctx, o, denominator, target, column=0):
 def write_columns(ctx, o, denominator, item, first, column: gl.constexpr):
     """Stores some columns of an item's rows to the output, or of its part to the workspace: normalised `o` [M, N], from
     row `first` and `column` on; `denominator` [M] in its row layout."""
-    config: gl.constexpr = ctx.config
     part = item.part
     if part.splits == 1:
         write_rows(ctx, o, denominator, item, first, column)
     else:
-        number = part.number(config.schedule.invariant)
-        ctx.results.partials.store(part.slot(number, config.schedule.invariant), o, denominator, column, first)
+        ctx.results.partials.store(part.slot(part.number()), o, denominator, column, first)

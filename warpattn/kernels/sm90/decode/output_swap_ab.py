@@ -10,7 +10,7 @@ keeps each row of the output in one warp, and finds the parts of a head at const
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...pieces.combine import NO_KEY, combine_block, combine_layout, unpacked
+from ...pieces.combine import NO_KEY, combine_layout, parts_layout, tile_for, unpacked
 from ...pieces.modifiers import natural_scale
 from ...pieces.softmax import LOG2_E, LOWEST, Denominator
 from .output import combine_parts, draw_ticket, output_rows_at, publish_parts, write_at
@@ -44,7 +44,7 @@ def make_exchange(config: gl.constexpr):
 def finish_rows(ctx, state, item, exchange, targets):
     """Stores the result of an item; `targets`: those of `output_rows`."""
     config: gl.constexpr = ctx.config
-    block: gl.constexpr = combine_block(config.padded_v)[1]
+    block: gl.constexpr = tile_for(config.padded_v).rows
     kept: gl.constexpr = config.kept_rows
     exchange.o.permute((1, 0)).store(state.o)
     exchange.l.store(gl.sum(state.l, 1))
@@ -68,7 +68,7 @@ def finish_rows(ctx, state, item, exchange, targets):
 def output_rows(ctx, item):
     """The `OutputRows` of each block of an item's rows; computed early, while its keys arrive."""
     config: gl.constexpr = ctx.config
-    block: gl.constexpr = combine_block(config.padded_v)[1]
+    block: gl.constexpr = tile_for(config.padded_v).rows
     kept: gl.constexpr = config.kept_rows
     row: gl.constexpr = gl.SliceLayout(1, row_layout(config.padded_v))
     targets = ()
@@ -82,7 +82,7 @@ def output_rows(ctx, item):
 def exchanged_rows(ctx, exchange, first: gl.constexpr):
     """Rows from `first` on from shared memory: (normalised o [4, Dv], `Denominator` [4])."""
     config: gl.constexpr = ctx.config
-    block: gl.constexpr = combine_block(config.padded_v)[1]
+    block: gl.constexpr = tile_for(config.padded_v).rows
     layout: gl.constexpr = row_layout(config.padded_v)
     rows: gl.constexpr = gl.SliceLayout(1, layout)
     l = gl.sum(exchange.l.slice(first, block, 1).load(gl.SliceLayout(2, combine_layout(config.padded_v, 4))), 0)
@@ -111,7 +111,7 @@ def store_part(ctx, o, denominator, item, first: gl.constexpr):
     """Stores rows from `first` on of this part to its slot."""
     config: gl.constexpr = ctx.config
     partials = ctx.results.partials
-    slot = item.part.slot(item.part.number(config.schedule.invariant), config.schedule.invariant).to(gl.int64)
+    slot = item.part.slot(item.part.number()).to(gl.int64)
     row = first + gl.arange(0, o.shape[0], denominator.l.type.layout)
     col = gl.arange(0, config.padded_v, gl.SliceLayout(0, o.type.layout))
     gl.store(partials.denominators + slot * config.kept_rows + row, denominator.packed())
@@ -124,11 +124,11 @@ def combine_head(ctx, item, targets):
     """Combines all parts of a head and stores the result."""
     config: gl.constexpr = ctx.config
     short: gl.constexpr = config.combine.short_parts
-    block: gl.constexpr = combine_block(config.padded_v)[1]
+    block: gl.constexpr = tile_for(config.padded_v).rows
     kept: gl.constexpr = config.kept_rows
-    if config.schedule.invariant or short == 0:
+    if item.part.invariant or short == 0:
         combine_parts(ctx, item, 16)
-    elif item.part.splits <= combine_block(config.padded_v, short)[0]:  # fewer than `short` for wide values
+    elif item.part.splits <= tile_for(config.padded_v, short).parts:  # fewer than `short` for wide values
         for first in gl.static_range(0, kept, block):
             o, denominator = combine_near(ctx, item.part, first)
             write_at(ctx, o, denominator, targets[first // block])
@@ -143,11 +143,11 @@ def combine_near(ctx, part, first: gl.constexpr):
     first part's slot is one before the second part's."""
     config: gl.constexpr = ctx.config
     partials = ctx.results.partials
-    layout: gl.constexpr = combine_layout(config.padded_v, config.combine.short_parts)
-    block: gl.constexpr = combine_block(config.padded_v, config.combine.short_parts)
+    tile: gl.constexpr = tile_for(config.padded_v, config.combine.short_parts)
+    layout: gl.constexpr = parts_layout(tile)
     part_layout: gl.constexpr = gl.SliceLayout(2, layout)
-    split = gl.arange(0, block[0], gl.SliceLayout(1, part_layout))
-    row = first + gl.arange(0, block[1], gl.SliceLayout(0, part_layout))[None, :]
+    split = gl.arange(0, tile.parts, gl.SliceLayout(1, part_layout))
+    row = first + gl.arange(0, tile.rows, gl.SliceLayout(0, part_layout))[None, :]
     col = gl.arange(0, config.padded_v, gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
     count = part.queue.count
     slots = (2 * part.first_cta * count + part.queue.number).to(gl.int64) * config.kept_rows

@@ -64,8 +64,8 @@ def prefetch_range(keys, work, mods, config: gl.constexpr):
         tile = gl.minimum(item.begin + box // config.boxes, item.end - 1)
         wanted = (box < gl.minimum(work.prefetched, item.end - item.begin) * config.boxes).to(gl.int32)
         key = item.key_tile(tile) * config.block_n + box % config.boxes * config.box
-        outer, row = find_box(ctx, item, key)
-        page, head = in_cache(ctx, outer), item.part.head + 0 * box
+        found = find_box(ctx, item, key)
+        page, head = in_cache(ctx, found.outer), item.part.head + 0 * box
         cols: gl.constexpr = config.padded_qk
         for col in gl.static_range(0, cols, SWIZZLED // config.stored.bytes):
-            prefetch(keys.k.desc, (page, row, head, 0 * box + col), wanted)
+            prefetch(keys.k.desc, (page, found.row, head, 0 * box + col), wanted)

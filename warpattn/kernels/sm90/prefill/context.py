@@ -17,6 +17,14 @@ RECOMPUTE = gl.constexpr(RECOMPUTE_BARRIERS)
 LEFT = gl.constexpr(LEFT_SLOTS)
 
 
+@gluon.jit
+def next_key_slot(ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
+    """Waits for a slot and announces a key tile's bytes; returns (full barrier, first key, key head of `tile`)."""
+    full = ring.producer_acquire(state)
+    mbarrier.expect(full, nbytes)
+    return full, key_tile * ctx.config.block_n, tile.h // ctx.work.group
+
+
 @gluon.aggregate
 class KeyRows:
     """Loads K or V of a dense batch by TMA."""
@@ -27,9 +35,7 @@ class KeyRows:
     @gluon.jit
     def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
         """Loads a key tile of the key head of `tile` into a slot."""
-        full = ring.producer_acquire(state)
-        mbarrier.expect(full, nbytes)
-        first, head = key_tile * ctx.config.block_n, tile.h // ctx.work.group
+        full, first, head = next_key_slot(ctx, ring, state, tile, key_tile, nbytes)
         load_columns(self.maps, tile.b, first, head, self.column, full, ring.tile(state))
 
     @gluon.jit
@@ -153,16 +159,7 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
     tiles = gl.allocate_shared_memory(gl.int32, [config.q_stages * fields, 1], plain)
     scales = make_scales(config)
     factors = make_factors(config, tiles)
-    return Rings(
-        make_pipeline(q, empty_arrivals(config.topology, "Q"), config.q_stages, wgs),
-        k_ring,
-        v_ring,
-        k_in,
-        v_in,
-        factors,
-        scales,
-        tiles,
-        out,
-        gl.allocate_shared_memory(gl.int32, [LEFT, 1], plain),
-        mbarrier.allocate_mbarrier(batch=RECOMPUTE),
-    )
+    q_ring = make_pipeline(q, empty_arrivals(config.topology, "Q"), config.q_stages, wgs)
+    left = gl.allocate_shared_memory(gl.int32, [LEFT, 1], plain)
+    recompute = mbarrier.allocate_mbarrier(batch=RECOMPUTE)
+    return Rings(q_ring, k_ring, v_ring, k_in, v_in, factors, scales, tiles, out, left, recompute)

@@ -10,7 +10,7 @@ prefill_varlen_kernel  the roles of prefill/ (load, attend, epilogue), with
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 from triton.language.extra.cuda import gdc_wait
 
 from ...nvidia.clipped_rows import ClippedColumns
@@ -18,7 +18,7 @@ from ...pieces.modifiers import modifiers
 from ...pieces.scales import softmax_scale
 from ...pieces.scheduler_varlen import BLOCKS, COUNTER, RECORD, VARLEN_TILE_FIELDS, VarlenScheduler
 from ..arguments import TRANSPOSED_KEYS
-from ..prefill.context import Context, make_rings
+from ..prefill.context import Context, make_rings, next_key_slot
 from ..prefill.eight_bit.rings import ValueColumns
 from ..prefill.kernel import start_roles
 from .paged_keys import CopiedKeys, PagedKeys, Table
@@ -36,9 +36,7 @@ class RaggedKeys:
     @gluon.jit
     def load(self, ctx, ring, state, tile, key_tile, nbytes: gl.constexpr):
         """Loads a key tile of the key head of `tile` into a slot."""
-        full = ring.producer_acquire(state)
-        mbarrier.expect(full, nbytes)
-        first, head = key_tile * ctx.config.block_n, tile.h // ctx.work.group
+        full, first, head = next_key_slot(ctx, ring, state, tile, key_tile, nbytes)
         self.rows.load(tile.k_start, tile.seq_k, first, head, full, ring.tile(state))
 
     @gluon.jit
