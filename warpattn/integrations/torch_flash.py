@@ -10,7 +10,8 @@ Their backward operators are replaced, too; they use the results of the forward.
 the backward operator raises an error that says so.
 
 `is_causal` is aligned to the top left in the operators of scaled_dot_product_attention, and to the bottom right in
-`_flash_attention_forward`, as in torch.
+`_flash_attention_forward`, as in torch. Results have the strides that torch's operators give them, which compiled
+programs count on.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from warpattn.errors import AttentionError
 from warpattn.integrations.flash_attn import descaled, packed
 from warpattn.integrations.flash_attn.modifiers import Tail, scored, two_limits, visible
 from warpattn.integrations.signature import Given, drop_in, require_integers
-from warpattn.masks import Causal, Materialized
-from warpattn.quantized import result_dtype
+from warpattn.masks import Causal, Mask, Materialized
+from warpattn.quantized import result_dtype, split
 from warpattn.sequences import Ragged
 
 __all__ = ["put_in_place"]
@@ -46,6 +47,23 @@ RAGGED = (
     "*, scale=None, window_size_left=None, window_size_right=None, seqused_k=None, alibi_slopes=None, "
     "block_table=None, num_splits=None"
 )
+NAMES = {
+    "q": "query",
+    "k": "key",
+    "v": "value",
+    "dout": "grad_out",
+    "lse": "logsumexp",
+    "kv.k_pages": "key",
+    "kv.v_pages": "value",
+    "kv.block_table": "block_table",
+    "page_table": "block_table",
+    "kv.lengths": "seqused_k",
+    "ALiBi.slopes": "alibi_slopes",
+    **dict.fromkeys(("seq.cu_q", "cu_seqlens_q"), "cum_seq_q"),
+    **dict.fromkeys(("seq.cu_k", "cu_seqlens_k"), "cum_seq_k"),
+    **dict.fromkeys(("seq.max_q", "max_seqlen_q"), "max_q"),
+    **dict.fromkeys(("seq.max_k", "max_seqlen_k"), "max_k"),
+}
 
 
 class Handle:
@@ -84,7 +102,8 @@ def prefers_cudnn() -> bool:
     return chooses is not None and bool(chooses(torch.cuda.current_device()))
 
 
-@drop_in("query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None", REFUSED)
+@drop_in("query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None", REFUSED,
+         names=NAMES)  # fmt: skip
 def _sdpa_cuda(given: Given) -> tuple[Any, ...]:
     """aten::_scaled_dot_product_flash_attention: query (batch, heads, seq, dim)."""
     query = given.query
@@ -93,39 +112,39 @@ def _sdpa_cuda(given: Given) -> tuple[Any, ...]:
     return out, lse, None, None, query.shape[2], given.key.shape[2], *_random_state(query)
 
 
-@drop_in("query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None", DROPOUT)
+@drop_in("query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None", DROPOUT, names=NAMES)
 def _sdpa_cpu(given: Given) -> tuple[Tensor, Tensor]:
     """aten::_scaled_dot_product_flash_attention_for_cpu: query (batch, heads, seq, dim), attn_mask is added."""
-    mask = given.attn_mask
-    if mask is not None:
-        mask = Materialized(mask[(None,) * (4 - mask.ndim)])
-    mask = TOP_LEFT if given.is_causal else mask
-    out = given.query.new_empty((*given.query.shape[:-1], given.value.shape[-1]))
-    return out, _dense(given, mask, out)
+    query, value = given.query, given.value
+    out = torch.empty_like(query)
+    if value.shape[-1] != query.shape[-1]:
+        out = query.new_empty((*query.shape[:-1], value.shape[-1]))
+    lse = _dense(given, _added(given), out)
+    return out, lse.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-@drop_in(f"{BACKWARD}, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None", DROPOUT)
+@drop_in(f"{BACKWARD}, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None", DROPOUT, names=NAMES)
 def _sdpa_backward_cpu(given: Given) -> tuple[Tensor, ...]:
     """aten::_scaled_dot_product_flash_attention_for_cpu_backward: (batch, heads, seq, dim), attn_mask is added."""
-    mask = given.attn_mask
-    if mask is not None:
-        mask = Materialized(mask[(None,) * (4 - mask.ndim)])
-    return _dense_backward(given, TOP_LEFT if given.is_causal else mask)
+    gradients = _dense_backward(given, _added(given))
+    return tuple(x.transpose(1, 2).contiguous().transpose(1, 2) for x in gradients)
 
 
 @drop_in(
     f"{BACKWARD}, {SEQUENCES}, dropout_p=0.0, is_causal=False, philox_seed=None, philox_offset=None, *, scale=None",
-    DROPOUT, {*SEQUENCES.split(", "), *RANDOM},
+    DROPOUT, {*SEQUENCES.split(", "), *RANDOM}, NAMES,
 )  # fmt: skip
 def _sdpa_backward_cuda(given: Given) -> tuple[Tensor, ...]:
     """aten::_scaled_dot_product_flash_attention_backward: (batch, heads, seq, dim)."""
-    return _dense_backward(given, TOP_LEFT if given.is_causal else None)
+    gradients = _dense_backward(given, TOP_LEFT if given.is_causal else None)
+    return _gradients_like(gradients, given)
 
 
 @drop_in(
     "query, key, value, q_descale=None, k_descale=None, v_descale=None, dropout_p=0.0, is_causal=False, "
     "return_debug_mask=False, *, scale=None",
     REFUSED,
+    names=NAMES,
 )
 def _sdpa_quantized(given: Given) -> tuple[Any, ...]:
     """aten::_scaled_dot_product_flash_attention.quantized: the same over 8-bit keys and values, or with 8-bit queries,
@@ -140,7 +159,7 @@ def _sdpa_quantized(given: Given) -> tuple[Any, ...]:
     return out, lse, None, None, query.shape[1], key.shape[1], *_random_state(query)
 
 
-@drop_in(RAGGED, REFUSED, SCHEDULE)
+@drop_in(RAGGED, REFUSED, SCHEDULE, NAMES)
 def _flash(given: Given) -> tuple[Any, ...]:
     """aten::_flash_attention_forward: query (batch, seq, heads, dim), or (total, heads, dim) with cum_seq_q."""
     return *_ragged(given), *_random_state(given.query)
@@ -151,6 +170,7 @@ def _flash(given: Given) -> tuple[Any, ...]:
     "q_descale=None, k_descale=None, v_descale=None, *, scale=None, window_size_left=None, window_size_right=None, "
     "seqused_k=None, alibi_slopes=None",
     REFUSED,
+    names=NAMES,
 )
 def _flash_quantized(given: Given) -> tuple[Any, ...]:
     """aten::_flash_attention_forward.quantized: the same over 8-bit keys and values, or with 8-bit queries, too."""
@@ -164,7 +184,7 @@ def _flash_quantized(given: Given) -> tuple[Any, ...]:
     return *_ragged(Given(vars(given) | changed)), *_random_state(given.query)
 
 
-@drop_in(f"out, {RAGGED}", REFUSED, SCHEDULE)
+@drop_in(f"out, {RAGGED}", REFUSED, SCHEDULE, NAMES)
 def _flash_inplace(given: Given) -> Tensor:
     """aten::_flash_attention_forward_no_dropout_inplace: the same into `out`; gives the LSE."""
     out, lse = _ragged(given)
@@ -175,7 +195,7 @@ def _flash_inplace(given: Given) -> Tensor:
 @drop_in(
     f"{BACKWARD}, {SEQUENCES}, dropout_p=0.0, is_causal=False, rng_state=None, unused=None, *, scale=None, "
     "window_size_left=None, window_size_right=None",
-    DROPOUT, {"rng_state", "unused"},
+    DROPOUT, {"rng_state", "unused"}, NAMES,
 )  # fmt: skip
 def _flash_backward(given: Given) -> tuple[Tensor, ...]:
     """aten::_flash_attention_backward: (batch, seq, heads, dim), or (total, heads, dim) with cum_seq_q."""
@@ -188,7 +208,16 @@ def _flash_backward(given: Given) -> tuple[Tensor, ...]:
         keys = None if given.cum_seq_k is None else given.cum_seq_k.to(torch.int32)
         seq = Ragged(given.cum_seq_q.to(torch.int32), keys, given.max_q, given.max_k)
     operands = (given.grad_out, given.query, given.key, given.value, given.out, given.logsumexp)
-    return attention_backward(*operands, seq=seq, mask=mask, scale=given.scale)
+    return _gradients_like(attention_backward(*operands, seq=seq, mask=mask, scale=given.scale), given)
+
+
+def _added(given: Given) -> Mask | None:
+    """Return the mask of attn_mask and is_causal, of both if both are given."""
+    mask = given.attn_mask
+    if mask is None:
+        return TOP_LEFT if given.is_causal else None
+    made = Materialized(mask[(None,) * (4 - mask.ndim)])
+    return made & TOP_LEFT if given.is_causal else made
 
 
 def _dense_backward(given: Given, mask: Any) -> tuple[Tensor, ...]:
@@ -220,8 +249,22 @@ def _ragged(given: Given) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         if all(x is None for x in (given.cum_seq_q, given.cum_seq_k, given.seqused_k, given.block_table)):
             out, lse = attention(given.query, given.key, given.value, **tail._asdict(), return_lse=True)
-            return out, lse
-        return packed.attend(queries, keys, tail)
+        else:
+            out, lse = packed.attend(queries, keys, tail)
+    return _laid_like(out, split(given.query)[0]), lse
+
+
+def _laid_like(x: Tensor, like: Tensor) -> Tensor:
+    """Return x with the strides of torch.empty_like(like)."""
+    if x.shape != like.shape:
+        return x
+    target = torch.empty_like(like, dtype=x.dtype)
+    return x if target.stride() == x.stride() else target.copy_(x)
+
+
+def _gradients_like(gradients: tuple[Tensor, ...], given: Given) -> tuple[Tensor, ...]:
+    inputs = (given.query, given.key, given.value)
+    return tuple(_laid_like(x, like) for x, like in zip(gradients, inputs, strict=True))
 
 
 def _random_state(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:

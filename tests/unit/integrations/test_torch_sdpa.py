@@ -157,14 +157,14 @@ def test_the_dtype_of_an_autocast_region_for_jagged_tensors():
 
 
 @pytest.mark.usefixtures("_active")
-@pytest.mark.parametrize("case", ["plain", "causal", "more keys", "mask", "grouped"])
+@pytest.mark.parametrize("case", ["plain", "causal", "more keys", "mask", "causal mask", "grouped"])
 def test_registry_serves_the_cpu_with_gradients(case):
-    keys = S if case in ("more keys", "mask") else L
+    keys = S if case in ("more keys", "mask", "causal mask") else L
     heads = 2 if case == "grouped" else H
     q, k, v = (torch.randn(B, h, n, E, requires_grad=True) for h, n in ((H, L), (heads, keys), (heads, keys)))
     options = {
-        "is_causal": case in ("causal", "more keys"), "scale": 0.4, "enable_gqa": case == "grouped",
-        "attn_mask": torch.rand(L, S) > 0.3 if case == "mask" else None,
+        "is_causal": case in ("causal", "more keys", "causal mask"), "scale": 0.4, "enable_gqa": case == "grouped",
+        "attn_mask": {"mask": torch.rand(L, S) > 0.3, "causal mask": torch.randn(B, 1, L, S)}.get(case),
     }  # fmt: skip
     weight = torch.randn(B, H, L, E)
     seen = []
@@ -215,6 +215,54 @@ def test_the_backward_operator_of_cuda():
     found = torch_flash._sdpa_backward_cuda(*(x.detach() for x in args), None, None, L, S, 0.0, True, None, None)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def strides(results):
+    return [(x.shape, x.stride(), x.dtype) for x in results]
+
+
+@pytest.mark.usefixtures("_active")
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (1, 0, 2, 3)], ids=str)
+def test_results_are_laid_out_as_torch_promises_compiled_programs(order):
+    """Against what the operators say of tensors without values."""
+    aten, back = torch.ops.aten, [order.index(i) for i in range(4)]
+    rows = (B, H, L, E)
+    q, k, v, d_out = (torch.randn([rows[i] for i in order]).permute(back) for _ in range(4))
+    forward = aten._scaled_dot_product_flash_attention_for_cpu
+    out, lse = forward(q, k, v)
+    assert strides((out, lse)) == strides(forward(*(x.to("meta") for x in (q, k, v))))
+    backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
+    args = (d_out, q, k, v, out, lse)
+    assert strides(backward(*args, 0.0, True)) == strides(backward(*(x.to("meta") for x in args), 0.0, True))
+    starts = torch.tensor([0, 2, H], dtype=torch.int32)
+    for seqs, one in (((None, None, H, H), (q, k, v)), ((starts, starts, 2, 2), (q[0], k[0], v[0]))):
+        bare = [x if x is None or isinstance(x, int) else x.to("meta") for x in seqs]
+        flash, flash_back = aten._flash_attention_forward, aten._flash_attention_backward
+        out, lse, *state, _ = flash(*one, *seqs, 0.0, False, False)
+        expected = flash(*(x.to("meta") for x in one), *bare, 0.0, False, False)
+        assert strides((out, lse)) == strides(expected[:2])
+        if seqs[0] is not None:
+            found = flash_back(out, *one, out, lse, *seqs, 0.0, False, *state)
+            assert strides(found) == strides(torch.empty_like(x) for x in one)
+    found = torch_flash._sdpa_backward_cuda(*args, None, None, L, L)
+    assert strides(found) == strides(torch.empty_like(x) for x in (q, k, v))
+
+
+@pytest.mark.usefixtures("_active")
+def test_errors_name_the_operators_arguments():
+    flash, q = torch.ops.aten._flash_attention_forward, torch.randn(9, H, E)
+    starts = torch.tensor([0, 4, 9], dtype=torch.int32)
+    with pytest.raises(wa.AttentionError, match=r"cum_seq_q\[0\] is 1; cum_seq_q must start at 0"):
+        flash(q, q, q, starts + 1, starts, 5, 5, 0.0, False, False)
+    with pytest.raises(wa.AttentionError, match=r"^max_q is 3; sequence 0 has 4 rows by cum_seq_q"):
+        flash(q, q, q, starts, starts, 3, 5, 0.0, False, False)
+    with pytest.raises(wa.AttentionError, match=r"^key has dtype torch.float64; key must have the dtype of query"):
+        flash(q, q.double(), q, starts, starts, 5, 5, 0.0, False, False)
+    pages, table, used = torch.randn(2, 4, H, E), torch.tensor([[0], [7]], dtype=torch.int32), starts.diff() - 1
+    with pytest.raises(wa.AttentionError, match=r"^block_table\[1, 0\] is 7; "):
+        flash(q, pages, pages, starts, None, 5, 4, 0.0, False, False, seqused_k=used, block_table=table)
+    with pytest.raises(wa.AttentionError, match=r"seqused_k\[0\] is 5; "):
+        flash(q, pages, pages, starts, None, 5, 4, 0.0, False, False, seqused_k=used + 2, block_table=table * 0)
 
 
 def test_gradients_of_several_row_tiles(monkeypatch):

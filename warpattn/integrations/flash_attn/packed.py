@@ -116,7 +116,7 @@ def _batched(queries: Queries, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
     rows = changed(queries.q, lambda x: x.flatten(0, 1))
     flat = queries._replace(q=rows, cu=_even(batch, seq, values), longest=seq)
     out, lse = attend(flat, keys, tail)
-    return out.unflatten(0, (batch, seq)), lse.unflatten(1, (batch, seq)).transpose(0, 1)
+    return out.unflatten(0, (batch, seq)), lse.unflatten(1, (batch, seq)).transpose(0, 1).contiguous()
 
 
 def _attend(q: QueryRows, cu: Tensor, longest: int | None, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
