@@ -11,6 +11,8 @@
 
 The functions can be imported without installing, too: `warpattn.integrations.flash_attn.version2`, 3 and 4. They serve
 every argument, or refuse it by name; hints such as num_splits, which never change a result, are accepted.
+
+Other names and submodules of an installed flash-attn stay importable: its module is loaded when one is first read.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 from types import ModuleType
+from typing import Any
 
 from warpattn.errors import AttentionError
 
@@ -41,6 +45,7 @@ MODULES: dict[int, dict[str, str | None]] = {
     },
     4: {"flash_attn.cute": "version4", "flash_attn.cute.interface": "version4"},
 }
+
 _replaced: list[tuple[str, ModuleType | None]] = []  # the earlier module of each name, newest last
 
 
@@ -65,9 +70,11 @@ def uninstall() -> None:
     while _replaced:
         name, before = _replaced.pop()
         if before is None:
-            sys.modules.pop(name, None)
+            for own in [x for x in sys.modules if x == name or x.startswith(f"{name}.")]:
+                del sys.modules[own]
         else:
             sys.modules[name] = before
+            _reach_submodules(name, before)
         parent, _, child = name.rpartition(".")
         if parent in sys.modules:
             if before is None:
@@ -89,20 +96,65 @@ def installed(version: int = 2) -> Iterator[None]:
 def _put(name: str, module: ModuleType) -> None:
     _replaced.append((name, sys.modules.get(name)))
     sys.modules[name] = module
-    for other in list(sys.modules):  # submodules stay reachable through the name
-        if other.rpartition(".")[0] == name:
-            setattr(module, other.rpartition(".")[2], sys.modules[other])
+    _reach_submodules(name, module)
     parent, _, child = name.rpartition(".")
     if parent:
         setattr(sys.modules[parent], child, module)
 
 
+def _reach_submodules(name: str, module: ModuleType) -> None:
+    for other in list(sys.modules):
+        if other.rpartition(".")[0] == name:
+            setattr(module, other.rpartition(".")[2], sys.modules[other])
+
+
+class _Beneath:
+    """The names of a module that ours hides: the one that was imported before, or an installed one, which runs when a
+    name is first read."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.module = name, sys.modules.get(name)
+        self.spec = _installed_spec(name) if self.module is None else None
+
+    def path(self) -> list[str]:
+        """Where its submodules are."""
+        found = self.spec.submodule_search_locations if self.module is None and self.spec is not None else None
+        return list(found or getattr(self.module, "__path__", ()))
+
+    def __call__(self, name: str) -> Any:
+        """The `__getattr__` of our module. What looks over all modules reads private names and must load nothing."""
+        if name.startswith("__") and name != "__version__":
+            raise AttributeError(f"module {self.name!r} has no attribute {name!r}")
+        if self.module is None and self.spec is not None and self.spec.loader is not None:
+            self.module = module_from_spec(self.spec)
+            try:
+                self.spec.loader.exec_module(self.module)
+            except Exception as error:
+                self.module = None
+                rule = f"the installed {self.name}, which may have it, cannot be imported: {error}"
+                raise AttributeError(f"warpattn's {self.name} has no {name}; {rule}") from error
+        try:
+            return getattr(self.module, name)
+        except AttributeError:
+            raise AttributeError(f"module {self.name!r} has no attribute {name!r}") from None
+
+
+def _installed_spec(name: str) -> ModuleSpec | None:
+    """Find an installed module, also below a package of ours."""
+    parent = name.rpartition(".")[0]
+    path = getattr(sys.modules[parent], "__path__", []) if parent else None
+    finders = (getattr(finder, "find_spec", None) for finder in sys.meta_path)
+    return next((spec for find in finders if find is not None and (spec := find(name, path, None)) is not None), None)
+
+
 def _module(name: str, source: str | None, is_package: bool) -> ModuleType:
-    """Make a module `name` with the public names of our module `source`."""
+    """Make a module `name` with the public names of our module `source`; others are those of the module it hides."""
     module = ModuleType(name, f"{name}, served by warpattn")
     module.__spec__ = ModuleSpec(name, None, origin="warpattn", is_package=is_package)
+    beneath = _Beneath(name)
+    module.__dict__["__getattr__"] = beneath
     if is_package:
-        module.__path__ = []
+        module.__path__ = beneath.path()
     if source is None:
         return module
     content = import_module(f"{_HERE}.{source}")
