@@ -35,7 +35,8 @@ WHOLE = "the keys of 1 page"  # what rules say of a cache that is one page for e
 
 
 def cached(given: Given, tail: Tail) -> tuple[Tensor, Tensor]:
-    """Append and attend; returns out and LSE. `given` has the arguments of version 3."""
+    """Append and attend; returns out and LSE. `given` has the arguments of version 3, and `reach`: a function of the
+    numbers of keys and queries, from which on a side of a window counts as none."""
     try:
         return _cached(given, tail)
     except AttentionError as error:
@@ -193,12 +194,20 @@ def _append(given: Given, before: Tensor, stored: tuple[descaled.Rows, descaled.
 def _rotated_queries(given: Given, start: Tensor) -> Tensor:
     """Rotate queries by positions from `start` on if the mask is causal or a window; else all by `start`."""
     q, start = given.q, start.long()
-    local = given.causal or given.attention_chunk or any(x is not None for x in two_limits(given.window_size))
+    local = given.causal or given.attention_chunk or _is_window(given)
     if given.cu_seqlens_q is not None:
         at = packed.divided("cu_seqlens_q", given.cu_seqlens_q, len(q))
         return _rotated(q, start[at.sequence] + at.position * bool(local), given)
     step = torch.arange(q.shape[1], device=q.device) * bool(local)
     return _rotated(q.flatten(0, 1), (start[:, None] + step).flatten(), given).view(q.shape)
+
+
+def _is_window(given: Given) -> bool:
+    """Whether window_size is a window for flash-attn, which drops sides as wide as the cache before it rotates."""
+    keys = given.v_cache.shape[1] * (1 if given.page_table is None else given.page_table.shape[1])
+    most = packed.bound("max_seqlen_q", given.max_seqlen_q) if given.cu_seqlens_q is not None else given.q.shape[1]
+    reach = given.reach(keys, len(given.q) if most is None else most)
+    return any(x is not None and x < far for x, far in zip(two_limits(given.window_size), reach, strict=True))
 
 
 def _rotated(x: Tensor, position: Tensor, given: Given) -> Tensor:

@@ -27,7 +27,7 @@ from warpattn.sequences import PagedKV, Ragged
 from warpattn.sequences.latent_query import parted
 from warpattn.side_by_side import unbound
 
-__all__ = ["Keys", "Places", "Queries", "attend", "divided", "parts", "places", "within"]
+__all__ = ["Keys", "Places", "Queries", "attend", "bound", "divided", "parts", "places", "within"]
 
 
 class Queries(NamedTuple):
@@ -65,13 +65,13 @@ def attend(queries: Queries, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
     if queries.cu is None:
         return _batched(queries, keys, tail)
     if queries.used is None:
-        return _attend(queries.q, queries.cu, _bound("max_seqlen_q", queries.longest), keys, tail)
+        return _attend(queries.q, queries.cu, bound("max_seqlen_q", queries.longest), keys, tail)
     values, _ = parted(queries.q)
     _require_rank("q", values, 3, "with cu_seqlens_q (total, heads, head_dim)")
     at = places(queries.used, len(values))
     rows = _rows("q", queries.cu, at, len(values))
     used = changed(queries.q, lambda x: x[rows])
-    some, some_lse = _attend(used, at.cu, _bound("max_seqlen_q", queries.longest), keys, tail)
+    some, some_lse = _attend(used, at.cu, bound("max_seqlen_q", queries.longest), keys, tail)
     with without_autocast(some.device):
         out = some.new_zeros((len(values), *some.shape[1:])).index_copy(0, rows, some)
     lse = some_lse.new_full((len(some_lse), len(values)), -torch.inf).index_copy(1, rows, some_lse)
@@ -136,7 +136,7 @@ def _attend(q: QueryRows, cu: Tensor, longest: int | None, keys: Keys, tail: Tai
             out, lse = attention_paged(even, kv, **tail._asdict(), return_lse=True)
             return out.flatten(0, 1), lse.transpose(0, 1).flatten(1, 2)
     k, v, cu_k = _gathered(keys)
-    seq = Ragged(cu, cu_k, longest, _bound("max_seqlen_k", keys.longest))
+    seq = Ragged(cu, cu_k, longest, bound("max_seqlen_k", keys.longest))
     out, lse = attention_varlen(q, k, v, seq, **tail._asdict(), return_lse=True)
     return out, lse
 
@@ -225,7 +225,7 @@ def _is_even(cu: Tensor, seq: int) -> bool:
     return unread or torch.equal(cu.to(torch.int32), _even(len(cu) - 1, seq, cu))
 
 
-def _bound(name: str, longest: Any) -> int | None:
+def bound(name: str, longest: Any) -> int | None:
     """max_seqlen as an int: programs pass ints, NumPy's ints and 0-dimensional tensors."""
     try:
         return None if longest is None else index(longest)

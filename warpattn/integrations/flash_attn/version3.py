@@ -130,7 +130,8 @@ def flash_attn_varlen_func(given: Given) -> Any:
 )
 def flash_attn_with_kvcache(given: Given) -> Any:
     """q (batch, seq_q, heads_q, dim), or (total_q, heads_q, dim) with cu_seqlens_q; see `cache`. No backward."""
-    out, lse = cached(given, _tail(given, given.cache_leftpad))
+    wider = Given(vars(given) | {"reach": lambda keys, queries: (keys - 1, queries - 1)})
+    out, lse = cached(wider, _tail(given, given.cache_leftpad))
     return (out, lse) if given.return_softmax_lse else out
 
 

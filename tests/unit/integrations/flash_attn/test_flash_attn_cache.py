@@ -91,6 +91,35 @@ def test_rotation(interleaved, options):
     torch.testing.assert_close(out, expected_of(torch.stack(turned), keys, keep=keep)[0])
 
 
+@pytest.mark.parametrize(
+    ("version", "window", "by_row"),
+    [
+        (version2, (CAPACITY, CAPACITY), False),
+        (version2, (CAPACITY - 1, CAPACITY), True),
+        (version2, (-1, CAPACITY - 1), True),
+        (version3, (CAPACITY - 1, 1), False),
+        (version3, (CAPACITY - 2, 1), True),
+        (version3, (-1, 0), True),
+    ],
+)
+@pytest.mark.parametrize("pages", [False, True])
+def test_a_window_as_wide_as_the_cache_is_none_for_rotation(version, window, by_row, pages):
+    q, (k, v), k_new, v_new = fresh(2, H), caches(), fresh(2), fresh(2)
+    angle = torch.rand(ROOM, D // 2)
+    rotary = {"rotary_cos": angle.cos(), "rotary_sin": angle.sin(), "cache_seqlens": LENGTHS, "window_size": window}
+    if pages:
+        k, v = (x.reshape(B * 2, CAPACITY // 2, HKV, D) for x in (k, v))
+        table = torch.arange(B * 2, dtype=torch.int32).view(B, 2)
+        rotary["block_table" if version is version2 else "page_table"] = table
+    out = version.flash_attn_with_kvcache(q, k, v, k_new, v_new, **rotary)
+    turned, keys = [], []
+    for b, n in enumerate(LENGTHS.tolist()):
+        turned.append(rotated(q[b], [n, n + by_row], angle.cos(), angle.sin(), True))
+        keys.append(tuple(x.reshape(B, CAPACITY, HKV, D)[b, : n + 2] for x in (k, v)))
+    left, right = (2 * CAPACITY if x < 0 else x for x in window)
+    torch.testing.assert_close(out, expected_of(torch.stack(turned), keys, keep=truth.window(left, right))[0])
+
+
 def test_pages():
     q, k_new, v_new = fresh(1, H), fresh(1), fresh(1)
     k, v = torch.randn(10, 4, HKV, D), torch.randn(10, 4, HKV, D)
