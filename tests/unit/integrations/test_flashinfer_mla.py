@@ -71,6 +71,22 @@ def test_lists(queries, causal):
     batch.check(out, lse, causal=causal, sinks=sinks)
 
 
+@pytest.mark.parametrize("queries", [(1,) * 4, (1, 1, 1, 3)], ids=["decode", "ragged"])
+def test_the_lengths_alone_say_which_listed_pages_count(queries):
+    """Engines list pages ahead of the keys; what they hold there is not read."""
+    batch, lists, counts = Latents(queries), [], []
+    for b, pages in enumerate(batch.indices.split(batch.indptr.diff().tolist())):
+        lists += [*pages.tolist(), *[10**6] * b]
+        counts.append(len(pages) + b)
+    indices = torch.tensor(lists, dtype=torch.int32)
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(WORKSPACE)
+    wrapper.plan(batch.cu_q, offsets(counts), indices, batch.lengths, causal=True, **SIZES)
+    batch.check(*wrapper.run(*batch.parts, return_lse=True))
+    empty = torch.zeros_like(batch.lengths)
+    wrapper.plan(batch.cu_q, offsets(counts), indices, empty, causal=True, **SIZES)
+    assert torch.equal(wrapper.run(*batch.parts), torch.zeros(sum(queries), HEADS, CKV))
+
+
 def test_as_many_queries_of_each_request():
     batch = Latents((2, 2, 2, 2))
     batch.keys[1] = batch.keys[1][:0]
@@ -169,9 +185,14 @@ BAD = {
     "block_tables lists 2 requests; seq_lens has 4": lambda: planned_with(
         None, metadata=flashinfer.MLAPlanMetadata.dense(offsets((1, 1)), torch.zeros(2, 1).int(), Latents().lengths)
     ),
-    "request 1 has 1 page of 4 rows in kv_indptr; its keys cannot be 5": lambda: planned_with(
+    "kv_len_arr[1] is 5; request 1 has 1 page of 4 rows in kv_indptr": lambda: planned_with(
         kv_len_arr=torch.tensor([9, 5, 4, 21])
     ),
+    "kv_len_arr[2] is -1; request 2 has 1 page": lambda: planned_with(kv_len_arr=torch.tensor([9, 1, -1, 21])),
+    "kv_indptr begins with 1; it must begin with 0": lambda: planned_with(
+        kv_indptr=torch.tensor([1, 4, 5, 6, 11]), kv_len_arr=torch.tensor([9, 1, 4, 20])
+    ),
+    "kv_indptr lists 13 pages; kv_indices has 11": lambda: planned_with(kv_indptr=torch.tensor([0, 3, 4, 5, 13])),
     "run is called before plan": lambda: flashinfer.BatchMLAPagedAttentionWrapper(WORKSPACE).run(**parts()),
     "q_pe has shape (4, 4, 15); it must be a tensor of rank 3 with 16": lambda: run(**parts(q_pe=torch.ones(4, 4, 15))),
     "num_heads of the plan is 3; queries of the call have 4": lambda: run(plan={"num_heads": 3}, **parts()),

@@ -240,3 +240,16 @@ def test_what_is_refused_is_one_sentence(sentence):
         BAD[sentence]()
     (reason,) = found.value.reasons
     assert sentence in reason
+
+
+def test_arguments_of_decode_that_change_nothing():
+    wrapper, given, call = decode(Batch(queries=(1,) * 4))
+    assert not wrapper.use_tensor_cores
+    assert flashinfer.BatchDecodeWithPagedKVCacheWrapper(WORKSPACE, use_tensor_cores=True).use_tensor_cores
+    wrapper.plan(*given)
+    expected = wrapper.run(*call)
+    wrapper.plan(*given, is_causal=True)
+    assert torch.equal(wrapper.run(*call), expected)
+    for wrong in (False, "yes"):
+        with pytest.raises(AttentionError, match=f"^is_causal is {wrong!r}; new tokens see each other causally"):
+            wrapper.plan(*given, is_causal=wrong)

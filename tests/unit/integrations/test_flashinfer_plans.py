@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
 import torch
 
@@ -46,6 +49,34 @@ def test_a_plan_reads_the_callers_tensors_once(kind):
         if isinstance(x, torch.Tensor):
             x.fill_(0)
     assert torch.equal(wrapper.run(*call), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(decode, "indptr"), (paged, "paged_kv_indptr"), (levels, "paged_kv_indptr_arr"), (latents, "kv_indptr")],
+)
+def test_errors_of_a_plan_name_its_arguments(kind, name):
+    wrapper, given, _ = kind(batch_of(kind))
+    at = [*inspect.signature(type(wrapper).plan).parameters].index(name) - 1
+    wrong = [x + 1 for x in given[at]] if isinstance(given[at], list) else given[at] + 1
+    with pytest.raises(AttentionError, match=f"^{name} (lists|begins)"):
+        plan(wrapper, (*given[:at], wrong, *given[at + 1 :]))
+
+
+@pytest.mark.parametrize("kind", [decode, paged, ragged, latents, levels])
+def test_errors_of_a_run_name_its_arguments(kind):
+    wrapper, given, call = kind(batch_of(kind))
+    plan(wrapper, given)
+    rows, cache = call[0], 1 if kind in (decode, paged, levels) else None
+    wrong = [(torch.cat((rows, rows[:1])), *call[1:])]
+    if kind is latents:
+        wrong = [(*(torch.cat((x, x[:1])) for x in call[:2]), *call[2:])]
+    if cache is not None:
+        wrong.append((rows, tuple(x.double() for x in call[cache])))
+    for one in wrong:
+        with pytest.raises(AttentionError) as found:
+            wrapper.run(*one)
+        assert not re.search(r"\b(seq|kv)\.", str(found.value))
 
 
 @pytest.mark.parametrize("kind", [paged, ragged])

@@ -179,7 +179,7 @@ def _append(given: Given, before: Tensor, stored: tuple[descaled.Rows, descaled.
     if given.cu_seqlens_k_new is not None:
         at = packed.divided("cu_seqlens_k_new", given.cu_seqlens_k_new, len(k))
     else:
-        at = packed.places(torch.full((len(k),), k.shape[1], device=k.device), k.shape[1])
+        at = packed.places("k", torch.full((len(k),), k.shape[1], device=k.device), k.shape[1])
         k, v = k.flatten(0, 1), v.flatten(0, 1)
     size = given.k_cache.shape[1]
     target = before.long()[at.sequence] + at.position

@@ -68,7 +68,7 @@ def attend(queries: Queries, keys: Keys, tail: Tail) -> tuple[Tensor, Tensor]:
         return _attend(queries.q, queries.cu, bound("max_seqlen_q", queries.longest), keys, tail)
     values, _ = parted(queries.q)
     _require_rank("q", values, 3, "with cu_seqlens_q (total, heads, head_dim)")
-    at = places(queries.used, len(values))
+    at = places("seqused_q", queries.used, len(values))
     rows = _rows("q", queries.cu, at, len(values))
     used = changed(queries.q, lambda x: x[rows])
     some, some_lse = _attend(used, at.cu, bound("max_seqlen_q", queries.longest), keys, tail)
@@ -85,12 +85,13 @@ def parts(name: str, x: Tensor, dim: int, count: int) -> tuple[Tensor, ...]:
     return unbound(x, dim)
 
 
-def places(lengths: Tensor, most: int) -> Places:
-    """List the rows of sequences of these lengths, each at most `most`. Reads their sum from the device."""
+def places(name: str, lengths: Tensor, most: int) -> Places:
+    """List the rows of sequences of these lengths, each at most `most`, by the argument `name`. Reads their sum from
+    the device."""
     if lengths.device.type == "cpu" and lengths.numel():
         for length in (int(lengths.min()), int(lengths.max())):
             if not 0 <= length <= most:
-                raise AttentionError(f"a sequence has {many(length, 'row')}; lengths are within 0 .. {most}")
+                raise AttentionError(f"{name} gives a sequence {many(length, 'row')}; lengths are within 0 .. {most}")
     counts = lengths.long()
     cu = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
     sequence = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
@@ -100,7 +101,7 @@ def places(lengths: Tensor, most: int) -> Places:
 
 def divided(name: str, cu: Tensor, total: int) -> Places:
     """List the rows of sequences that start at `cu`, which must cover all `total` rows."""
-    at = places(cu.diff(), total)
+    at = places(name, cu.diff(), total)
     begins = cu.device.type != "cpu" or (len(cu) > 0 and int(cu[0]) == 0)
     if not begins or len(at.sequence) != total:
         rule = f"its first offset must be 0, and it must divide {many(total, 'row')}"
@@ -150,6 +151,10 @@ def _lengths(keys: Keys) -> Tensor:
     return keys.cu.diff()
 
 
+def _name_of_lengths(keys: Keys) -> str:
+    return "cu_seqlens_k" if keys.used is None else "seqused_k"
+
+
 def _gathered(keys: Keys) -> tuple[Rows, Rows, Tensor]:
     """Gather k and v (total, heads, head_dim); return them with their offsets."""
     if keys.table is not None or keys.cu is None:
@@ -161,7 +166,7 @@ def _gathered(keys: Keys) -> tuple[Rows, Rows, Tensor]:
         if lengths.shape != keys.table.shape[:1]:
             rule = f"it must have one for each of {many(len(lengths), 'sequence')}"
             raise AttentionError(f"page_table has {many(len(keys.table), 'row')}; {rule}")
-        at = places(lengths, keys.table.shape[1] * size)
+        at = places(_name_of_lengths(keys), lengths, keys.table.shape[1] * size)
         pages = keys.table.long()[at.sequence, at.position // size]
         within("page_table", pages, min(len(split(x)[0]) for x in (keys.k, keys.v)), "pages")
         there = pages, at.position % size
@@ -175,7 +180,7 @@ def _gathered(keys: Keys) -> tuple[Rows, Rows, Tensor]:
         return k, v, cu
     for name, x in (("k", k), ("v", v)):
         _require_rank(name, split(x)[0], 3, "with cu_seqlens_k (total, heads, head_dim)")
-    at = places(keys.used, min(len(split(x)[0]) for x in (k, v)))
+    at = places("seqused_k", keys.used, min(len(split(x)[0]) for x in (k, v)))
     rows = _rows("k", cu, at, min(len(split(x)[0]) for x in (k, v)))
     return changed(k, lambda x: x[rows]), changed(v, lambda x: x[rows]), at.cu
 

@@ -29,6 +29,7 @@ __all__ = [
 
 BUFFERS = ("qo_indptr_buf", "paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf")
 LISTS = ("qo_indptr_arr", "paged_kv_indptr_arr", "paged_kv_indices_arr", "paged_kv_last_page_len")
+NAMES_OF_FORWARD = {"paged_kv_cache": "unique_kv_cache", "k": "k_shared", "v": "v_shared"}
 NATURAL = {"return_lse": True, "lse_base": "ln", "lse_layout": "HN"}  # as `merge_states` takes them
 
 
@@ -59,6 +60,7 @@ class MultiLevelCascadeAttentionWrapper(Wrapper):
         "pos_encoding_mode='NONE', use_fp16_qk_reduction=False, sm_scale: number=None, window_left: whole=-1, "
         "logits_soft_cap: number=None, rope_scale=None, rope_theta=None, q_data_type='float16', kv_data_type=None",
         hints={"use_fp16_qk_reduction", "rope_scale", "rope_theta", "kv_data_type"},
+        names={name.removesuffix("_arr"): name for name in LISTS},
     )
     def plan(given: Any) -> None:
         """Set the queries and pages of each request of each level; every level counts all queries."""
@@ -118,7 +120,8 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
 
     @drop_in(
         "self, unique_kv_indptr: ints, unique_kv_indices: ints, unique_kv_last_page_len: ints, num_qo_heads: count, "
-        "num_kv_heads: count, head_dim: count, page_size: count, data_type='float16'"
+        "num_kv_heads: count, head_dim: count, page_size: count, data_type='float16'",
+        names={name: f"unique_kv_{name}" for name in ("indptr", "indices", "last_page_len")},
     )
     def begin_forward(given: Any) -> None:
         """Set the pages that belong to each request alone."""
@@ -127,7 +130,7 @@ class BatchDecodeWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
         given.self.own.plan(*lists, *sizes, data_type=given.data_type)
         given.self.layer = given.self.own.layer
 
-    @drop_in("self, q: 3, k_shared: 3, v_shared: 3, unique_kv_cache")
+    @drop_in("self, q: 3, k_shared: 3, v_shared: 3, unique_kv_cache", names=NAMES_OF_FORWARD)
     def forward(given: Any) -> Tensor:
         """q (requests, Hq, D), k_shared and v_shared (keys, Hkv, D); out (requests, Hq, Dv)."""
         check_planned(given.self, "forward")
@@ -152,6 +155,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper(_SharedPrefix):
         "self, q: 3, k_shared: 3, v_shared: 3, unique_kv_cache, causal=False, use_fp16_qk_reduction=False, "
         "sm_scale: number=None, rope_scale=None, rope_theta=None",
         hints={"use_fp16_qk_reduction", "rope_scale", "rope_theta"},
+        names=NAMES_OF_FORWARD,
     )
     def forward(given: Any) -> Tensor:
         """q (tokens, Hq, D); out (tokens, Hq, Dv). `causal` applies to a request's own keys."""

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from warpattn.api import attention_paged
 from warpattn.errors import AttentionError, many
-from warpattn.inputs import is_tensor, number
+from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.integrations.flashinfer.layer import (
+    NAMES_OF_PAGES,
     Layer,
     check_output,
     dtype_of,
@@ -23,7 +24,7 @@ from warpattn.integrations.flashinfer.layer import (
 )
 from warpattn.integrations.flashinfer.older import Wrapper, check_planned, layer_of, older_call
 from warpattn.integrations.flashinfer.pages import PageLists, Tables
-from warpattn.integrations.signature import Given, drop_in
+from warpattn.integrations.signature import Given, drop_in, is_flag
 
 __all__ = ["BLOCK_SCALES", "BatchDecodeWithPagedKVCacheWrapper", "CUDAGraphBatchDecodeWithPagedKVCacheWrapper"]
 
@@ -64,10 +65,11 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
                 raise AttentionError(f"use_cuda_graph is True; it needs {needs}")
             fixed = (len(buffers[0]) - 1, len(buffers[1]))
         own.tables, own.layer, own.planned = Tables(fixed), None, given
+        own.use_tensor_cores = bool(given.use_tensor_cores)
 
     @drop_in(
         PLAN,
-        refused={"window_right": "no token sees a later one", "is_causal": "new tokens see each other causally"},
+        refused={"window_right": "no token sees a later one"},
         hints={"q_data_type", "kv_data_type", "data_type", "rope_scale", "rope_theta", "non_blocking", "block_tables",
                "seq_lens", "fixed_split_size", "disable_split_kv"},
     )  # fmt: skip
@@ -75,6 +77,8 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         """Set the pages of each request. Reads the lists back from a card, as FlashInfer does."""
         own = given.self
         own.layer = None  # nothing is planned until all of it is
+        if not (given.is_causal is None or (is_flag(given.is_causal) and given.is_causal)):
+            raise AttentionError(f"is_causal is {kind_of(given.is_causal)}; new tokens see each other causally")
         layer = layer_of(given, given.head_dim)
         own.tables.plan(PageLists(given.indptr, given.indices, given.last_page_len, int(given.page_size)), own.device)
         own.layer, own.planned = layer, given
@@ -85,6 +89,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         "skip_softmax_threshold_scale_factor=None, kv_cache_sf=None",
         refused={"skip_softmax_threshold_scale_factor": "every key counts", "kv_cache_sf": BLOCK_SCALES},
         hints={"enable_pdl"},
+        names=NAMES_OF_PAGES,
     )
     def run(given: Any) -> Any:
         """q (requests * tokens, Hq, D); out of the same shape, with return_lse also lse (requests * tokens, Hq)."""

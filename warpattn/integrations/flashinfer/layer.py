@@ -17,6 +17,8 @@ from warpattn.scores import Score, SoftCap
 from warpattn.serving.filled import fill, require_own
 
 __all__ = [
+    "NAMES",
+    "NAMES_OF_PAGES",
     "Layer",
     "dtype_of",
     "eight_bit_scale",
@@ -34,6 +36,13 @@ LOG2_E = math.log2(math.e)
 SMALLEST = 2.0**-149  # of the positive numbers of fp32
 ROTATED = "positions are not encoded here: rotate q and k before the call"
 SCALES = ("q_scale", "k_scale", "v_scale")
+NAMES = {"seq.cu_q": "qo_indptr", "seq.cu_k": "kv_indptr"}
+NAMES_OF_PAGES = NAMES | {
+    "kv.k_pages": "paged_kv_cache[0]",
+    "kv.v_pages": "paged_kv_cache[1]",
+    "kv.block_table": "the table of planned pages",
+    "kv.lengths": "the planned number of keys",
+}
 
 
 class Layer(NamedTuple):

@@ -18,6 +18,7 @@ from torch import Tensor
 from warpattn.api import attention_paged
 from warpattn.errors import AttentionError, many
 from warpattn.inputs import is_tensor, kind_of, number
+from warpattn.integrations.flash_attn import packed
 from warpattn.integrations.flash_attn.latent import joined, queries
 from warpattn.integrations.flashinfer.layer import Layer, check_output, dtype_of, eight_bit_scale, finished
 from warpattn.integrations.flashinfer.older import Wrapper, check_planned
@@ -37,6 +38,13 @@ REFUSED_BY_RUN = {
     "bmm1_scale": "give plan a sm_scale",
     "kpe_scale": "rotary parts have 16 bits",
     "skip_softmax_threshold_scale_factor": "every key counts",
+}
+NAMES_OF_RUN = {
+    "seq.cu_q": "qo_indptr",
+    "kv.k_pages": "ckv_cache",
+    "kv.v_pages": "ckv_cache",
+    "kv.block_table": "block_tables",
+    "kv.lengths": "seq_lens",
 }
 FEW = 16  # new tokens of a request that kernels decode
 NEEDED = ("head_dim_ckv", "head_dim_kpe", "page_size", "sm_scale")
@@ -115,6 +123,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         },
         hints={"q_data_type", "kv_data_type", "query_layout", "kv_cache_layout", "scale_mode",
                "enable_pdl", "use_sinks"},
+        names={"indptr": "kv_indptr", "indices": "kv_indices"},
     )  # fmt: skip
     def plan(given: Any) -> None:
         """Set the queries and pages of each request. Reads lists back from a card, as FlashInfer does; a table and its
@@ -146,6 +155,7 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         "o_scale=None, *, query=None, kv_cache=None, ckv_scale=None, ckv_scale_arr=None, kpe_scale=None, sinks=None, "
         "skip_softmax_threshold_scale_factor=None, bmm1_scale=None, bmm2_scale=None",
         refused=REFUSED_BY_RUN,
+        names=NAMES_OF_RUN,
     )
     def run(given: Any) -> Any:
         """q_nope (tokens, H, 512), q_pe (tokens, H, 64), caches (pages, rows, 512 and 64), or both as `query` and
@@ -193,16 +203,23 @@ def _requests(given: Given) -> MLAPlanMetadata:
 
 
 def _page_lists(requests: MLAPlanMetadata, page_size: int) -> PageLists:
-    """Return the page lists with the rows of last pages, computed from the lengths."""
-    indptr, indices, lengths = (requests.tensor(name) for name in ("kv_indptr", "kv_indices", "kv_len_arr"))
-    counts = indptr.cpu().diff()
+    """Return the lists of the pages that the lengths need, with the rows of last pages. kv_indptr may list more."""
+    named = (requests.tensor(name) for name in ("kv_indptr", "kv_indices", "kv_len_arr"))
+    indptr, indices, lengths = (x.to("cpu", torch.int64) for x in named)
+    counts = indptr.diff()
     if len(lengths) != len(counts):
         raise AttentionError(f"kv_indptr lists {many(len(counts), 'request')}; kv_len_arr has {len(lengths)}")
-    last = lengths.cpu() - (counts - 1) * page_size
-    for b in ((counts > 0) & ((last < 0) | (last > page_size))).nonzero().flatten().tolist():
-        what = f"request {b} has {many(int(counts[b]), 'page')} of {many(page_size, 'row')} in kv_indptr"
-        raise AttentionError(f"{what}; its keys cannot be {int(lengths[b])}")
-    return PageLists(indptr, indices, last, page_size)
+    needed = (lengths + page_size - 1) // max(page_size, 1)
+    for b in ((lengths < 0) | (needed > counts)).nonzero().flatten().tolist():
+        rule = f"request {b} has {many(int(counts[b]), 'page')} of {many(page_size, 'row')} in kv_indptr"
+        raise AttentionError(f"kv_len_arr[{b}] is {int(lengths[b])}; {rule}")
+    if len(indptr) and int(indptr[0]) != 0:
+        raise AttentionError(f"kv_indptr begins with {int(indptr[0])}; it must begin with 0")
+    if len(indptr) and int(indptr[-1]) > len(indices):
+        raise AttentionError(f"kv_indptr lists {many(int(indptr[-1]), 'page')}; kv_indices has {len(indices)}")
+    at = packed.places("kv_indptr", needed, len(indices))
+    begins = torch.cat((indptr[:1], needed.cumsum(0)))
+    return PageLists(begins, indices[indptr[at.sequence] + at.position], lengths - (needed - 1) * page_size, page_size)
 
 
 class Parts(NamedTuple):

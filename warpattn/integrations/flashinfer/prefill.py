@@ -12,7 +12,15 @@ from torch import Tensor
 from warpattn.api import attention_paged, attention_varlen
 from warpattn.errors import AttentionError, many
 from warpattn.integrations.flashinfer.decode import BLOCK_SCALES, planned_layer
-from warpattn.integrations.flashinfer.layer import Layer, finished, of_layout, with_scale, with_scales
+from warpattn.integrations.flashinfer.layer import (
+    NAMES,
+    NAMES_OF_PAGES,
+    Layer,
+    finished,
+    of_layout,
+    with_scale,
+    with_scales,
+)
 from warpattn.integrations.flashinfer.masks import FlatMask, flat_mask, packed_mask
 from warpattn.integrations.flashinfer.older import Wrapper, layer_of, older_call
 from warpattn.integrations.flashinfer.pages import PageLists, Tables, kept_offsets
@@ -120,6 +128,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         PAGED_PLAN,
         refused=REFUSED_BY_PLAN,
         hints=HINTS_OF_PLAN | {"head_dim_vo", "block_tables"},
+        names={name: f"paged_kv_{name}" for name in ("indptr", "indices", "last_page_len")},
     )
     def plan(given: Any) -> None:
         """Set the queries and pages of each request. Reads the lists back from a card, as FlashInfer does."""
@@ -138,6 +147,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         "kv_cache_sf=None, skip_softmax_threshold_scale_factor=None, use_fp16_softmax=None, uses_spcompress=None",
         refused=REFUSED_BY_RUN | {"skip_softmax_threshold_scale_factor": "every key counts"},
         hints={"enable_pdl", "use_fp16_softmax", "uses_spcompress"},
+        names=NAMES_OF_PAGES,
     )
     def run(given: Any) -> Any:
         """q (tokens, Hq, D); out (tokens, Hq, Dv), with return_lse also lse (tokens, Hq)."""
@@ -198,6 +208,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         "return_lse=False, lse_base='log2', lse_layout='NH', enable_pdl=None, kv_cache_sf=None",
         refused=REFUSED_BY_RUN | {"o_scale": "multiply the output by it"},
         hints={"enable_pdl"},
+        names=NAMES,
     )
     def run(given: Any) -> Any:
         """q (tokens, Hq, D), k and v (keys, Hkv, D); out (tokens, Hq, Dv), with return_lse also lse (tokens, Hq)."""
