@@ -4,6 +4,7 @@ A factor of queries applies to all query heads that share the key head.
     equal for all sequences   a scale per head (heads,): one sequence, a stride of 0, or equal values on a CPU
     else                      a scale per token, if each token belongs to one sequence: not for pages of a table
 
+flash-attn 3 reads factors of tensors of 8 bits only: without one they are ignored (`read`).
 Nothing is read from a card, so factors that only happen to be equal count as different there.
 """
 
@@ -22,7 +23,9 @@ from warpattn.integrations.signature import Given
 from warpattn.quantized import EIGHT_BIT, Quantized, check_scale_values
 from warpattn.sequences.latent_query import LatentQuery
 
-__all__ = ["Factors", "QueryRows", "Rows", "changed", "forward_only", "of_batch", "of_pages", "of_queries", "of_rows"]
+__all__ = [
+    "Factors", "QueryRows", "Rows", "changed", "forward_only", "of_batch", "of_pages", "of_queries", "of_rows", "read",
+]  # fmt: skip
 
 Rows = Tensor | Quantized  # queries, keys or values, 8-bit ones with a scale per head or token
 QueryRows = Rows | LatentQuery
@@ -36,6 +39,13 @@ class Factors(NamedTuple):
     k: Any
     v: Any
     qv: Any = None
+
+
+def read(given: Given, *names: str) -> Given:
+    """Return the arguments without factors if none of the tensors `names` has 8 bits."""
+    if any(getattr(getattr(given, name), "dtype", None) in EIGHT_BIT for name in names):
+        return given
+    return Given(vars(given) | dict.fromkeys(NAMES))
 
 
 def forward_only(attend: Callable[[Given], Any]) -> Callable[[Given], Any]:

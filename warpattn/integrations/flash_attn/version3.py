@@ -57,6 +57,7 @@ def _trained(given: Given) -> Tail:
 
 def _scaled(given: Given) -> Given:
     """Return the arguments with scales in queries, keys and values."""
+    given = descaled.read(given, "q", "k", "v")
     named = vars(given)
     factors = descaled.Factors(given.k_descale, given.v_descale, named.get("qv"))
     if factors.k is None and factors.v is None and given.q_descale is None:
@@ -130,6 +131,7 @@ def flash_attn_varlen_func(given: Given) -> Any:
 )
 def flash_attn_with_kvcache(given: Given) -> Any:
     """q (batch, seq_q, heads_q, dim), or (total_q, heads_q, dim) with cu_seqlens_q; see `cache`. No backward."""
+    given = descaled.read(given, "q", "k_cache", "v_cache")
     wider = Given(vars(given) | {"reach": lambda keys, queries: (keys - 1, queries - 1)})
     out, lse = cached(wider, _tail(given, given.cache_leftpad))
     return (out, lse) if given.return_softmax_lse else out

@@ -244,9 +244,6 @@ COS = torch.ones(ROOM, D // 2)
         ({"qv": torch.zeros(1)}, "^qv has shape"),
         ({"cache_seqlens": 1.5}, "^cache_seqlens is 1.5; it must be a tensor"),
         ({"cache_seqlens": 2**70}, "^cache_seqlens is 1180591620717411303424; it must be a tensor"),
-        ({"q_descale": torch.ones(B, HKV)}, "^q_descale is .*; the queries have dtype torch.float32"),
-        ({"k_descale": torch.ones(B, HKV)}, "^k_descale is .*; the keys have dtype torch.float32"),
-        ({"v_descale": torch.ones(B, HKV)}, "^v_descale is .*; the values have dtype torch.float32"),
         (
             {"k": torch.zeros(B, 1, HKV, D, dtype=torch.float8_e4m3fn), "v": "new"},
             "^k has dtype torch.float8_e4m3fn; new keys and values have 16 bits",

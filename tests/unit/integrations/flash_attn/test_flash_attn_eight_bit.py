@@ -223,3 +223,17 @@ def test_factors_that_do_not_fit(given, message):
 def test_faults_of_keys_are_named_first(k, message):
     with pytest.raises(wa.AttentionError, match=message):
         version3.flash_attn_func(fresh(2, H), k, fresh(2).to(E4M3), k_descale=torch.ones(B, HKV))
+
+
+def test_factors_without_a_tensor_of_8_bits_are_ignored():
+    """As in flash-attn 3."""
+    q, (k, v), factor = fresh(2, H), caches(), torch.rand(B, HKV) + 0.5
+    factors = dict.fromkeys(("q_descale", "k_descale", "v_descale"), factor)
+    flat = [x.flatten(0, 1) for x in (q, k, v)]
+    starts = [torch.arange(B + 1, dtype=torch.int32) * x.shape[1] for x in (q, k)]
+    for call, args in (
+        (version3.flash_attn_func, (q, k, v)),
+        (version3.flash_attn_varlen_func, (*flat, *starts, q.shape[1], k.shape[1])),
+        (version3.flash_attn_with_kvcache, (q, k, v)),
+    ):
+        assert torch.equal(call(*args, **factors), call(*args))
