@@ -136,8 +136,7 @@ def _sdpa_backward_cpu(given: Given) -> tuple[Tensor, ...]:
 )  # fmt: skip
 def _sdpa_backward_cuda(given: Given) -> tuple[Tensor, ...]:
     """aten::_scaled_dot_product_flash_attention_backward: (batch, heads, seq, dim)."""
-    gradients = _dense_backward(given, TOP_LEFT if given.is_causal else None)
-    return _gradients_like(gradients, given)
+    return _dense_backward(given, TOP_LEFT if given.is_causal else None)
 
 
 @drop_in(
@@ -208,7 +207,7 @@ def _flash_backward(given: Given) -> tuple[Tensor, ...]:
         keys = None if given.cum_seq_k is None else given.cum_seq_k.to(torch.int32)
         seq = Ragged(given.cum_seq_q.to(torch.int32), keys, given.max_q, given.max_k)
     operands = (given.grad_out, given.query, given.key, given.value, given.out, given.logsumexp)
-    return _gradients_like(attention_backward(*operands, seq=seq, mask=mask, scale=given.scale), given)
+    return attention_backward(*operands, seq=seq, mask=mask, scale=given.scale)
 
 
 def _added(given: Given) -> Mask | None:
@@ -260,11 +259,6 @@ def _laid_like(x: Tensor, like: Tensor) -> Tensor:
         return x
     target = torch.empty_like(like, dtype=x.dtype)
     return x if target.stride() == x.stride() else target.copy_(x)
-
-
-def _gradients_like(gradients: tuple[Tensor, ...], given: Given) -> tuple[Tensor, ...]:
-    inputs = (given.query, given.key, given.value)
-    return tuple(_laid_like(x, like) for x, like in zip(gradients, inputs, strict=True))
 
 
 def _random_state(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:

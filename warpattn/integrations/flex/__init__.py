@@ -36,10 +36,9 @@ def flex_attention(given: Given) -> Any:
 
     query (B, Hq, Sq, D), key (B, Hkv, Sk, D), value (B, Hkv, Sk, Dv), the batch of key and value may be 1. `block_mask`
     may also be a mask_mod or a warpattn Mask, `score_mod` a warpattn Score. `kernel_options` tune FlexAttention's own
-    kernels and are not used. Returns out (B, Hq, Sq, Dv), whose
-    dimensions have the query's order in memory; with return_lse also lse (B, Hq, Sq), natural log; with return_aux also
-    an AuxOutput. A row that sees no key gives 0 and an LSE of -inf. An autocast region casts the three tensors. Raises
-    AttentionError.
+    kernels and are not used. Returns out (B, Hq, Sq, Dv), whose dimensions have the query's order in memory; with
+    return_lse also lse (B, Hq, Sq), natural log; with return_aux also an AuxOutput. A row that sees no key gives 0 and
+    an LSE of -inf. An autocast region casts the three tensors. Raises AttentionError.
     """
     if torch.compiler.is_compiling():
         from warpattn.integrations.flex import uncompiled  # imports torch._dynamo

@@ -27,7 +27,7 @@ from warpattn.runtime import execute
 from warpattn.runtime.execute import Result
 from warpattn.runtime.torch_op import program
 from warpattn.runtime.training.gradients import Along, Saved, Wanted, checked_backward, take_gradients
-from warpattn.runtime.training.recomputed import recomputed
+from warpattn.runtime.training.recomputed import laid_like, recomputed
 
 
 def record(call: Call) -> tuple[Tensor, Tensor]:
@@ -124,13 +124,13 @@ def _attention_backward(
         checked = validate(again)
         more = _chosen((sinks, *indices, *score_tensors), wanted)
         if checked.backend == "reference":
-            return _as_promised((*saved[:3], *more), recomputed(again, Along(*along), more))
+            return recomputed(again, Along(*along), more)
         backward = checked_backward(checked, again.deterministic)
         rows = Saved(q, k, v, out, lse, sinks)
         asked = Wanted(dsinks, tuple(dscore), apart=True)
         found = take_gradients(backward, again.sequence, rows, Along(*along), asked)
     others = [found.sinks if dsinks else None, *found.captured]
-    return _as_promised((*saved[:3], *more), [found.q, found.k, found.v, *(x for x in others if x is not None)])
+    return laid_like((*saved[:3], *more), [found.q, found.k, found.v, *(x for x in others if x is not None)])
 
 
 @_attention_backward.register_fake
@@ -145,13 +145,6 @@ def _fake_backward(
     wanted: list[bool],
 ) -> list[Tensor]:
     return [torch.empty_like(x) for x in (*saved[:3], *_chosen((sinks, *indices, *score_tensors), wanted))]
-
-
-def _as_promised(tensors: Many[Tensor], gradients: list[Tensor]) -> list[Tensor]:
-    """Return the gradients of tensors laid out as `_fake_backward` says; graphs are compiled for that."""
-    layouts = [torch.empty_like(x, device="meta").stride() for x in tensors]
-    pairs = zip(tensors, gradients, layouts, strict=True)
-    return [g if g.stride() == layout else torch.empty_like(x).copy_(g) for x, g, layout in pairs]
 
 
 @torch.library.custom_op("warpattn::refused_attention", mutates_args=())

@@ -31,7 +31,7 @@ def differentiate(call: Call, saved: Saved, along: Along, captured: Many[Tensor]
         rules.done()
         held = () if checked.score is None else checked.score.tensors
         backward = checked_backward(checked, call.deterministic)
-        wanted = Wanted(False, tuple(any(x is each for each in captured) for x in held))
+        wanted = Wanted(False, tuple(any(x is each for each in captured) for x in held), apart=True)
         found = take_gradients(backward, call.sequence, saved, along, wanted)
     of = {id(x): gradient for x, gradient in zip(held, found.captured, strict=True)}
     more = [(x, of.get(id(x))) for x in captured]

@@ -54,7 +54,14 @@ def shares(call: Call, checked: CheckedCall, saved: Saved, along: Along, more: M
 
 
 def _filled(leaves: list[Tensor], found: Many[Tensor | None]) -> list[Tensor]:
-    return [torch.zeros_like(x) if g is None else g.contiguous() for x, g in zip(leaves, found, strict=True)]
+    return laid_like(leaves, [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True)])
+
+
+def laid_like(tensors: Many[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+    """Return the gradients of `tensors` with the strides of torch.empty_like; graphs are compiled for these."""
+    layouts = [torch.empty_like(x, device="meta").stride() for x in tensors]
+    pairs = zip(tensors, gradients, layouts, strict=True)
+    return [g if g.stride() == layout else torch.empty_like(x).copy_(g) for x, g, layout in pairs]
 
 
 def above_autograd() -> Any:

@@ -30,7 +30,7 @@ from .rates import BYTES_US, COMMAND, FILL_US, LAUNCH_US, RATES, RECORDED, TOGET
 PACKED = (1, 4, 8, 16, 2)  # query heads in a tile, in order of preference between equally good ones
 GAIN = 0.978  # another tile or number of heads is taken only if its time is at most this share of the usual one's
 SPLIT_GAIN = 0.9  # the same for split keys
-MANY = 8  # with more tiles an SM their order matters little
+MANY = 8  # with more tiles an SM the order of unequal ones matters little
 LEAST_KEYS = 1024  # of a split-KV part
 FEW = 2  # keys are split only with at most so many tiles an SM
 MOST_PARTS = 64
@@ -348,10 +348,10 @@ def _makespan(tiles: list[float], copies: int, target: Arch, ctas: int = 1) -> f
     count, slots, slower = len(tiles) * copies, target.processors * ctas, ctas / TOGETHER if ctas > 1 else 1.0
     if count <= slots:
         return slower * tiles[0]
-    if count > MANY * slots:
-        return slower * (sum(tiles) * copies / slots + sum(tiles) / len(tiles) / 2)
     if tiles[0] == tiles[-1]:
         return slower * -(-count // slots) * tiles[0]
+    if count > MANY * slots:
+        return slower * (sum(tiles) * copies / slots + sum(tiles) / len(tiles) / 2)
     ends = [0.0] * slots
     for tile in tiles:
         for _ in range(copies):
