@@ -67,6 +67,17 @@ def test_rows_that_do_not_count_stay(count):
     assert (merged.out[count:] == 7).all() and (merged.lse[:, count:] == 7).all()
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+def test_outputs_whose_columns_are_apart(arch):
+    """The kernel reads rows in one piece, so it gets copies of them."""
+    given = results(*CASES["dense"])
+    expected = wa.merge_states(given)
+    apart = [(out.transpose(1, 3).contiguous().transpose(1, 3), lse) for out, lse in given]
+    assert all(out.stride(-1) != 1 for out, _ in apart)
+    found = wa.merge_states(apart, backend=f"simulate:{arch}")
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
 def shared_prefix(ragged: bool):
     """(q, kv, seq) of three sequences with two pages in common."""
     torch.manual_seed(0)

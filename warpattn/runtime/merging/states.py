@@ -76,14 +76,17 @@ def merge_into(merged: Result, results: Sequence[Result], limit: Tensor | None =
     if backend.startswith("simulate:"):
         from warpattn.runtime import simulate  # imports NumPy and Triton
 
-        (launch,) = merge_launches(backend.removeprefix("simulate:"), results, merged, limit)
+        (launch,) = merge_launches(backend.removeprefix("simulate:"), _packed(results), merged, limit)
         simulate.run_alone(launch)
         return
     aligned = all(x.data_ptr() % ALIGNMENT == 0 for x in (merged.out, *(result.out for result in results)))
     if not _calls.launched_again(tensors, aligned):
-        packed = [Result(result.out if result.out.stride(-1) == 1 else result.out.contiguous(), result.lse)
-                  for result in results]  # fmt: skip
-        _calls.launch(tensors, aligned, lambda arch: merge_launches(arch, packed, merged, limit))
+        _calls.launch(tensors, aligned, lambda arch: merge_launches(arch, _packed(results), merged, limit))
+
+
+def _packed(results: Sequence[Result]) -> list[Result]:
+    """Return the results as the kernel reads them: with a last stride of 1, in copies if need be."""
+    return [Result(x.out if x.out.stride(-1) == 1 else x.out.contiguous(), x.lse) for x in results]
 
 
 def _pairs(states: Sequence[object]) -> list[Result]:
