@@ -74,8 +74,9 @@ class Layer:
         rules.require(known, f"dtype is {kind_of(self.dtype)}", "it must be a torch.dtype")
         stored = self.cache is None or isinstance(self.cache, EightBitCache)
         rules.require(stored, f"cache is {kind_of(self.cache)}", "it must be an EightBitCache or None")
-        scaled = self.scale is None or number(self.scale) is not None
-        rules.require(scaled, f"scale is {kind_of(self.scale)}", "it must be a number or None")
+        scale = 0.0 if self.scale is None else number(self.scale)
+        scaled = scale is not None and abs(scale) <= torch.finfo(torch.float32).max
+        rules.require(scaled, f"scale is {kind_of(self.scale)}", "it must be a finite number of fp32 or None")
         if all(fine):
             heads = f"heads_q is {self.heads_q} and heads_kv {self.heads_kv}"
             rules.require(self.heads_q % self.heads_kv == 0, heads, "the first must be a multiple of the second")
@@ -107,6 +108,14 @@ class LargestStep:
         for name, least in (("requests", 1), ("tokens", 1), ("length", 1), ("page_size", 1), ("drafts", 0)):
             _require_int(rules, name, getattr(self, name), least)
         rules.done()
+
+
+def check_step(largest: object, progress: object) -> None:
+    """Raise AttentionError for arguments of `warm` and `tune` that are not what both take."""
+    if largest is not None and not isinstance(largest, LargestStep):
+        raise AttentionError(f"largest is {kind_of(largest)}; it must be a LargestStep or None")
+    if not callable(progress):
+        raise AttentionError(f"progress is {kind_of(progress)}; it must be a function of the part done")
 
 
 def _require_int(rules: Rules, name: str, value: object, least: int) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import pickle
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -36,7 +35,7 @@ from warpattn.runtime.tuned import rows, table
 from warpattn.runtime.tuned.rows import Row
 from warpattn.runtime.tuned.timer import CardTimer, GraphLaunches, Timer
 from warpattn.serving.call_shape import CallShape, TunedCall, shapes_of
-from warpattn.serving.layers import LargestStep, Layer, layers_of, read_config
+from warpattn.serving.layers import LargestStep, Layer, check_step, layers_of, read_config
 
 ARCH = table.TUNED_ARCHS[0]
 ROUNDS = 15
@@ -88,12 +87,9 @@ def tune(
     Raises AttentionError for wrong arguments and calls that Hopper's kernels do not take, without a Hopper card, if
     rows cannot be kept, and if the built-in configuration itself fails.
     """
-    if largest is not None and not isinstance(largest, LargestStep):
-        raise AttentionError(f"largest is {kind_of(largest)}; it must be a LargestStep or None")
+    check_step(largest, progress)
     if timer is not None and not hasattr(timer, "microseconds"):
         raise AttentionError(f"timer is {kind_of(timer)}; it must have device and microseconds, or be None")
-    if not callable(progress):
-        raise AttentionError(f"progress is {kind_of(progress)}; it must be a function of the part done")
     shapes = _shapes(what, largest)
     for name, value in (("rounds", rounds), ("processes", 1 if processes is None else processes)):
         if whole(value, 1) is None:
@@ -181,7 +177,8 @@ def compile_all(
                 file = kernel_cache.path_of(_key(launch))
                 if file is not None and kernel_cache.load(file) is None:
                     needed.setdefault(file, []).append(Kernel(shape, name, position, target))
-    needed = {file: kernels for file, kernels in needed.items() if _can_be_sent(kernels[0])}
+    # Others, such as those whose mask has a lambda, compile when they run.
+    needed = {file: kernels for file, kernels in needed.items() if compilers.can_be_sent(kernels[0])}
     if not needed:
         return {}
     kernel_cache.require_triton()
@@ -205,15 +202,6 @@ def candidate_names(shape: CallShape) -> list[str]:
 def _problem(shape: CallShape) -> Problem:
     """Return the problem of a call as kernels get it."""
     return filled_problem(shape.planned().checked.problem)
-
-
-def _can_be_sent(kernel: Kernel) -> bool:
-    """Whether a call can be pickled; one whose mask has a lambda cannot, and compiles when it runs."""
-    try:
-        pickle.dumps(kernel)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return False
-    return True
 
 
 def _begin(environment: dict[str, str]) -> None:

@@ -33,7 +33,7 @@ from warpattn.runtime import compiler, compilers, kernel_cache
 from warpattn.runtime.launches import list_launches
 from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged
 from warpattn.sequences.latent import LatentPages
-from warpattn.serving.layers import EightBitCache, LargestStep, Layer, layers_of, read_config, with_cache
+from warpattn.serving.layers import EightBitCache, LargestStep, Layer, check_step, layers_of, read_config, with_cache
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ def warm(
         raise AttentionError(f"calls is {kind_of(calls)}; it must be one of {', '.join(CALLS)}")
     if cache is not None and not isinstance(cache, EightBitCache):
         raise AttentionError(f"cache is {kind_of(cache)}; it must be an EightBitCache or None")
+    check_step(largest, progress)
     if arch is not None and not isinstance(arch, str):
         raise AttentionError(f"arch is {kind_of(arch)}; it must be the name of an architecture")
     arch = arch or chip_of(torch.device("cuda" if torch.cuda.is_available() else "cpu")).target
@@ -109,7 +110,7 @@ def warm(
     if processes is not None and whole(processes, 1) is None:
         raise AttentionError(f"processes is {kind_of(processes)}; it must be an int of at least 1, or None")
     kernel_cache.require_triton()
-    largest, layers = largest or LargestStep(), _layers(model)
+    largest, layers = LargestStep() if largest is None else largest, _layers(model)
     layers = layers if cache is None else with_cache(layers, cache)
     context = compilers.start(__name__, arch)  # the server imports while this process plans
     progress(0.0)

@@ -5,6 +5,6 @@
     begun.py    finishes the work that all forked processes share
 """
 
-from .server import KERNELS, PRELOADED, start
+from .server import KERNELS, PRELOADED, can_be_sent, start
 
-__all__ = ["KERNELS", "PRELOADED", "start"]
+__all__ = ["KERNELS", "PRELOADED", "can_be_sent", "start"]

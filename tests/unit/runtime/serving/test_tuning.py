@@ -1,6 +1,7 @@
 """`tune` on the stand-in card with a timer that knows its times: what wins, who uses it, and what is never chosen."""
 
 import ctypes
+import sys
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ from tests.unit.runtime.serving.tuned_machine import (
     write,
 )
 from warpattn.problem.launch import BUILT_IN, PlanOptions
-from warpattn.runtime import bound_launches, cuda, kernel_cache
+from warpattn.runtime import bound_launches, compilers, cuda, kernel_cache
 from warpattn.runtime.plan import plan
 from warpattn.serving import tuning
 from warpattn.serving.call_shape import CallShape, shapes_of
@@ -210,10 +211,18 @@ def test_a_kernel_with_one_configuration_is_said_so():
     assert found.row is None and found.words == "sm90.mla has one configuration for this call: nothing was tried"
 
 
-def test_masks_with_lambdas_are_compiled_here():
-    kernel = tuning.Kernel(replace(SHAPE, mask=wa.CustomMask(lambda b, h, q, k: k <= q)), BUILT_IN, 0)
-    assert not tuning._can_be_sent(kernel)
-    assert tuning._can_be_sent(tuning.Kernel(SHAPE, BUILT_IN, 0))
+def test_masks_of_the_callers_script_are_compiled_here(monkeypatch):
+    """Other processes do not run it; lambdas cannot be sent either."""
+
+    def of_the_script(b, h, q, k):
+        return k <= q
+
+    of_the_script.__module__, of_the_script.__qualname__ = "__main__", "of_the_script"
+    monkeypatch.setattr(sys.modules["__main__"], "of_the_script", of_the_script, raising=False)
+    for function in (of_the_script, lambda b, h, q, k: k <= q):
+        kernel = tuning.Kernel(replace(SHAPE, mask=wa.CustomMask(function)), BUILT_IN, 0)
+        assert not compilers.can_be_sent(kernel)
+    assert compilers.can_be_sent(tuning.Kernel(SHAPE, BUILT_IN, 0))
 
 
 def test_a_name_is_one_configuration():

@@ -1,6 +1,7 @@
 """`warm`: the layers of a config, the kernels of a model, and that nothing is left to compile."""
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -316,6 +317,24 @@ with ProcessPoolExecutor(1, mp_context=compilers.start("warpattn.serving.warming
     assert run.stdout.split("\n")[0] == "6 set() 1", run.stdout
 
 
+@pytest.mark.parametrize("from_a_file", [True, False])
+def test_a_script_without_a_guard_runs_once(tmp_path: Path, from_a_file: bool) -> None:
+    """Also one from standard input, which is in no file."""
+    program = """
+print("begun", flush=True)
+import warpattn as wa
+step = wa.LargestStep(requests=1, tokens=1, length=16)
+print(wa.warm([wa.Layer(8, 2, 64, 64)], step, arch="sm90", calls="engine", processes=2).compiled > 0)
+"""
+    file = tmp_path / "script.py"
+    file.write_text(program)
+    line = [sys.executable, str(file) if from_a_file else "-"]
+    there = os.environ | {"WARPATTN_CACHE_DIR": str(tmp_path / "kernels"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    given = None if from_a_file else program
+    run = subprocess.run(line, input=given, env=there, capture_output=True, text=True, check=False)
+    assert (run.stdout, run.returncode) == ("begun\nTrue\n", 0), run.stderr
+
+
 def test_only_one_thread_imports() -> None:
     """Two that import Triton at once wait for each other, and Python lets one of them fail."""
     program = """
@@ -349,6 +368,25 @@ def test_the_architecture_whose_kernels_the_server_reads(words: list[str], arch:
 def test_what_is_refused(model: object, arch: str, message: str) -> None:
     with pytest.raises(wa.AttentionError, match=message):
         warm(model, arch=arch)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ({"largest": "x"}, "^largest is 'x'; it must be a LargestStep or None$"),
+        ({"largest": 0}, "^largest is 0; it must be a LargestStep or None$"),
+        ({"progress": None}, "^progress is None; it must be a function of the part done$"),
+    ],
+)
+def test_arguments_of_tune_too_are_refused(named: dict, message: str) -> None:
+    with pytest.raises(wa.AttentionError, match=message):
+        warm(LLAMA, arch="sm90", **named)
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), 1e39, "1", True])
+def test_scales_of_layers_are_finite(scale: object) -> None:
+    with pytest.raises(wa.AttentionError, match=r"^scale is .*; it must be a finite number of fp32 or None$"):
+        Layer(8, 2, 64, 64, scale=scale)  # pyright: ignore[reportArgumentType]
 
 
 def test_without_a_card_the_architecture_is_needed() -> None:
