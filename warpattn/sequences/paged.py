@@ -14,7 +14,15 @@ from warpattn.errors import Rules
 from warpattn.inputs import kind_of
 from warpattn.quantized import check_scale_values, rows_of_pages
 from warpattn.sequences.ragged import Ragged, most
-from warpattn.sequences.rules import check_bound, check_index, check_offsets, check_shapes, check_shared, check_table
+from warpattn.sequences.rules import (
+    check_bound,
+    check_index,
+    check_offsets,
+    check_shapes,
+    check_shared,
+    check_table,
+    settle_ints,
+)
 from warpattn.sequences.sequence import Sequence, Sizes
 
 
@@ -46,6 +54,10 @@ class PagedKV(Sequence):
     q_rope: Tensor | None = None
     kind: ClassVar[str] = "paged"
     scale_names: ClassVar[tuple[str, ...]] = ("kv.k_scale", "kv.v_scale", "q.scale")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        settle_ints(self, "shared_pages")
 
     def with_fields(self, **fields: Any) -> PagedKV:
         """Return the same cache with other fields."""

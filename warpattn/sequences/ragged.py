@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules, many
-from warpattn.inputs import number
 from warpattn.quantized import Quantized, split
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery, check_once, parted
-from warpattn.sequences.rules import check_bound, check_index, check_offsets
+from warpattn.sequences.rules import check_bound, check_index, check_offsets, settle_ints
 from warpattn.sequences.sequence import Sequence, Sizes
 
 
@@ -39,11 +38,7 @@ class Ragged(Sequence):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("max_q", "max_k"):  # NumPy's ints and tensors without dimensions become ints
-            bound = getattr(self, name)
-            if bound is not None and type(bound) is not int:
-                known = number(bound)
-                object.__setattr__(self, name, bound if known is None else known)
+        settle_ints(self, "max_q", "max_k")
 
     def indices(self) -> dict[str, Tensor]:
         return {"seq.cu_q": self.cu_q} | ({} if self.cu_k is None else {"seq.cu_k": self.cu_k}) | self.beside()

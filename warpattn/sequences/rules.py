@@ -8,9 +8,18 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import Rules, many
-from warpattn.inputs import kind_of
+from warpattn.inputs import kind_of, number
 
 INDEX_DTYPE = torch.int32
+
+
+def settle_ints(owner: object, *names: str) -> None:
+    """Make ints of fields that are NumPy's ints or tensors without dimensions."""
+    for name in names:
+        value = getattr(owner, name)
+        if value is not None and type(value) is not int:
+            known = number(value)
+            object.__setattr__(owner, name, value if known is None else known)
 
 
 def check_bound(rules: Rules, name: str, bound: object) -> None:

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules, many
 from warpattn.inputs import is_tensor, kind_of
+from warpattn.language.traced import whole
 from warpattn.masks import Mask
 from warpattn.masks.base import in_order
 from warpattn.problem import Call
 from warpattn.problem.launch import MOST_DECODED, PlanOptions
-from warpattn.problem.memory import overlap, overwrite, writing
+from warpattn.problem.memory import overlap, overlaps_itself, overwrite, writing
 from warpattn.problem.operands import ALIGNMENT
 from warpattn.quantized import Quantized, result_dtype
 from warpattn.runtime.bound_launches import BoundLaunches
@@ -81,8 +82,9 @@ class StepPlan(ServingPlan):
     ) -> None:
         rules = Rules()
         rules.flag("batch_invariant", batch_invariant)
-        few = isinstance(decoded, int) and not isinstance(decoded, bool) and 0 <= decoded <= MOST_DECODED
-        rules.require(few, f"decoded is {kind_of(decoded)}", f"decoded must be an int from 0 to {MOST_DECODED}")
+        few = whole(decoded, 0)
+        fine = few is not None and few <= MOST_DECODED
+        rules.require(fine, f"decoded is {kind_of(decoded)}", f"decoded must be an int from 0 to {MOST_DECODED}")
         fine = isinstance(kv, PagedKV) and isinstance(seq, Ragged)
         what = f"kv is a {type(kv).__name__} and seq a {type(seq).__name__}"
         rules.require(fine, what, "a StepPlan takes a PagedKV and a Ragged(cu_q)")
@@ -94,7 +96,7 @@ class StepPlan(ServingPlan):
         q, k, v, kv = with_query_parts(q, kv)
         call = Call(q, k, v, PagedRagged(kv, seq), mask, score, sinks, scale)
         # Engines keep a plan for each size of steps, and measure before how much memory their caches may have.
-        options = PlanOptions(batch_invariant, copies=False, workspace=workspace, decoded=decoded)
+        options = PlanOptions(batch_invariant, copies=False, workspace=workspace, decoded=few or 0)
         super().__init__(call, options, read_values=False)
         del self.out  # callers give their own, or a call makes one
         self._rows, self._sequences, self._bounds = len(q), len(kv.lengths), promised(seq)
@@ -103,19 +105,14 @@ class StepPlan(ServingPlan):
     def seq(self) -> Ragged:
         """Offsets in the plan's own memory, see `update`."""
         _, seq = self._like_own
-        with outside_captures(seq.cu_q.device):
-            offsets = torch.zeros_like(seq.cu_q)
-        used_here(offsets)
-        return replace(seq, cu_q=offsets)
+        return replace(seq, cu_q=_own("seq.cu_q", seq.cu_q))
 
     @cached_property
     def kv(self) -> PagedKV:
         """The pages, and lengths and table in the plan's own memory, see `update`."""
         kv, _ = self._like_own
-        with outside_captures(kv.lengths.device):
-            table, lengths = torch.zeros_like(kv.block_table), torch.zeros_like(kv.lengths)
-        used_here(table, lengths)
-        return kv.with_fields(block_table=table, lengths=lengths)
+        own = {"block_table": kv.block_table, "lengths": kv.lengths}
+        return kv.with_fields(**{name: _own(f"kv.{name}", x) for name, x in own.items()})
 
     def _bind(self, call: Call, *others: Any) -> BoundLaunches:
         bound = super()._bind(call, *others)
@@ -206,7 +203,8 @@ class StepPlan(ServingPlan):
 
     def update(self, cu_q: Tensor, lengths: Tensor, block_table: Tensor) -> None:
         """Copy a step's indices, int32 on any device, into `plan.seq` and `plan.kv`; the plan's other sequences get no
-        queries. On a card nothing is allocated and nothing read back; host tensors should be pinned."""
+        queries. They may be views of those tensors. Else nothing is allocated on a card, and nothing is read back; host
+        tensors should be pinned."""
         break_graph()
         self._forget_lists()
         rules = Rules()
@@ -226,7 +224,8 @@ class StepPlan(ServingPlan):
         fits = batch <= self._sequences and block_table.shape[-1] <= width
         rules.require(fits, what, f"the plan was made for up to {self._sequences} of {width}")
         rules.done()
-        own_q, own_lengths, table = self.seq.cu_q, self.kv.lengths, self.kv.block_table
+        own_q, own_lengths, table = own = self.seq.cu_q, self.kv.lengths, self.kv.block_table
+        cu_q, lengths, block_table = [_apart_from(own, x) for x in (cu_q, lengths, block_table)]
         overwrite(own_q[: batch + 1], cu_q, non_blocking=True)
         overwrite(own_lengths[:batch], lengths, non_blocking=True)
         overwrite(table[:batch, : block_table.shape[1]], block_table, non_blocking=True)
@@ -242,6 +241,22 @@ class StepPlan(ServingPlan):
         if len(out) != len(q):
             raise AttentionError(f"out has {many(len(out), 'row')}; out must have as many as q, {len(q)}")
         return result, lse
+
+
+def _own(name: str, x: Tensor) -> Tensor:
+    """Return zeros with the strides of an index tensor that the plan was made for, as those of steps must be."""
+    if overlaps_itself(x):
+        rule = "steps write different numbers into the plan's own, so make the plan with a contiguous tensor"
+        raise AttentionError(f"{name} has shape {tuple(x.shape)} and strides {x.stride()}; {rule}")
+    with outside_captures(x.device):
+        own = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).zero_()
+    used_here(own)
+    return own
+
+
+def _apart_from(own: tuple[Tensor, ...], x: Tensor) -> Tensor:
+    """Return a step's tensor, or a copy of one that shares memory with the plan's own, which a step overwrites."""
+    return x.clone() if any(overlap(x, mine) for mine in own) else x
 
 
 def _check_workspace(workspace: object, q: object, kv: PagedKV) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -149,6 +150,14 @@ def test_a_broken_promise_of_shared_pages_is_one_sentence(sentence):
         wa.attention_paged(torch.randn(len(kv.lengths), 2, 4, 8), kv)
     (reason,) = found.value.reasons
     assert sentence in reason
+
+
+@pytest.mark.parametrize("shared", [np.int64(2), torch.tensor(2)])
+def test_shared_pages_may_be_a_number_of_numpy_or_torch(shared):
+    kv = cache(shared, [[0, 1, 2], [0, 1, 4]], [10, 11])
+    assert type(kv.shared_pages) is int and type(kv.with_fields(lengths=kv.lengths).shared_pages) is int
+    q = torch.randn(2, 2, 4, 8)
+    assert torch.equal(wa.attention_paged(q, kv), wa.attention_paged(q, kv.with_fields(shared_pages=0)))
 
 
 def test_sequences_without_queries_promise_nothing():

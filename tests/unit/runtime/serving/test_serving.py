@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import warpattn as wa
+from tests.unit.runtime.serving.test_step_plan import pages_of, step
 from warpattn.sequences import Sequence
 
 
@@ -200,3 +201,34 @@ def test_a_prefill_plan_keeps_its_bounds():
     apart = wa.PrefillPlan(x, x, x, wa.Ragged(starts, starts, None, 3))
     with pytest.raises(wa.AttentionError, match=r"seq\.max_k is 3; sequence 1 has 4 rows by seq\.cu_k"):
         apart(x, x, x, wa.Ragged(starts, longer))
+
+
+@pytest.mark.parametrize("gaps", [(), ("seq.cu_q", "kv.lengths", "kv.block_table")], ids=["none", "all"])
+def test_own_indices_are_laid_out_as_the_plan_was_made_for(gaps):
+    """A step's strides must be the plan's, and views of the plan's own tensors may be what a step copies into them."""
+    pages = pages_of()
+    q, kv, seq = step((1, 1, 1), (30, 20, 9), pages)
+    cu_q, lengths, table = [
+        torch.stack([x, x], -1)[..., 0] if name in gaps else x
+        for name, x in {"seq.cu_q": seq.cu_q, "kv.lengths": kv.lengths, "kv.block_table": kv.block_table}.items()
+    ]
+    plan = wa.StepPlan(q, kv.with_fields(lengths=lengths, block_table=table), wa.Ragged(cu_q))
+    assert (plan.seq.cu_q.stride(), plan.kv.block_table.stride()) == (cu_q.stride(), table.stride())
+    plan.update(seq.cu_q, kv.lengths, kv.block_table)
+    torch.testing.assert_close(plan(q, plan.kv, plan.seq), wa.attention_paged(q, kv, seq))
+    plan.update(plan.seq.cu_q[:3], plan.kv.lengths[1:], plan.kv.block_table[1:])
+    later = kv.with_fields(lengths=kv.lengths[1:], block_table=kv.block_table[1:])
+    wanted = wa.attention_paged(q[:2], later, wa.Ragged(seq.cu_q[:3]))
+    torch.testing.assert_close(plan(q, plan.kv, plan.seq)[:2], wanted)
+    assert plan.kv.lengths.tolist() == [20, 9, 0]
+
+
+@pytest.mark.parametrize("name", ["kv.lengths", "kv.block_table"])
+def test_expanded_indices_have_no_place_for_those_of_a_step(name):
+    q, kv, seq = step((1, 1), (30, 30), pages_of())
+    field = name.removeprefix("kv.")
+    first = getattr(kv, field)[:1]
+    plan = wa.StepPlan(q, kv.with_fields(**{field: first.expand(2, *first.shape[1:])}), seq)
+    rule = "steps write different numbers into the plan's own, so make the plan with a contiguous tensor"
+    with pytest.raises(wa.AttentionError, match=rf"^{name} has shape \(2.* and strides \(0.*\); {rule}$"):
+        plan.update(seq.cu_q, kv.lengths, kv.block_table)

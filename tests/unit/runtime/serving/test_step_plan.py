@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -330,7 +331,7 @@ def test_plans_without_copies(change, on_card):
     assert wa.StepPlan(q, eight_bit(kv), seq, **options).copied_queries == 512
 
 
-@pytest.mark.parametrize(("decoded", "queries"), [(0, 4), (3, 4), (4, 4), (5, 5), (16, 16)])
+@pytest.mark.parametrize(("decoded", "queries"), [(0, 4), (np.int64(3), 4), (4, 4), (5, 5), (16, 16)])
 def test_decode_takes_sequences_of_as_many_queries_as_expected(decoded, queries, on_card):
     """Without a number, as many as 8 rows of a group of two heads have."""
     q, kv, seq = step((30, 1), (40, 9), pages_of(torch.bfloat16), torch.bfloat16)
