@@ -15,7 +15,7 @@ from torch import Tensor
 from warpattn.errors import AttentionError, Rules, many
 from warpattn.inputs import kind_of
 from warpattn.kernels.merge.launch import Result, merge_launches
-from warpattn.problem.backends import USE_REFERENCE
+from warpattn.problem.backends import USE_REFERENCE, Backend
 from warpattn.problem.memory import overlap, overlaps_itself, overwrite
 from warpattn.problem.operands import ALIGNMENT
 from warpattn.problem.rules import choose_backend, is_differentiated
@@ -31,7 +31,7 @@ _calls = RepeatedCalls("merge_states", rows=0)
 
 
 def merge_states(
-    *states: Tensor | Sequence[tuple[Tensor, Tensor]], out: Tensor | None = None, backend: str = "auto"
+    *states: Tensor | Sequence[tuple[Tensor, Tensor]], out: Tensor | None = None, backend: str | Backend = "auto"
 ) -> tuple[Tensor, Tensor]:
     """Merge results of the same queries over different keys: merge_states(out_a, lse_a, out_b, lse_b, …), or a list of
     up to 16 pairs (out, lse).
@@ -42,14 +42,15 @@ def merge_states(
     ignored; if all are -inf the result is 0 and -inf. NaN in an lse gives NaN in both.
 
     `out` receives the merged output and must share no memory with the inputs. backend: as for `attention`; "auto" runs
-    torch's operations on the CPU, for fp64 and where gradients flow, and one launch on cards with kernels.
+    torch's operations on the CPU, for fp64 and where gradients flow, and one launch on cards with kernels. Graphs of
+    torch.compile always run torch's operations, so there it must be "auto" or "reference".
 
     Returns (out, lse) in the shapes and dtypes given. Raises AttentionError listing every broken rule.
     """
     results = _pairs(states)
-    if torch.compiler.is_compiling():  # other broken rules are torch's own errors there
-        if any(result.out.shape != results[0].out.shape for result in results):
-            raise AttentionError("the outputs have different shapes; they must be results of the same queries")
+    backend = backend.name if isinstance(backend, Backend) else backend
+    if torch.compiler.is_compiling():
+        _check_traced(results, out, backend)
         merged = _refer(results)
         return merged if out is None else (out.copy_(merged.out), merged.lse)
     rules = Rules()
@@ -123,15 +124,47 @@ def _check(rules: Rules, named: list[tuple[str, Tensor]]) -> Tensor | None:
         return None
     listed = " or ".join(str(dtype) for dtype in DTYPES)
     rules.require(like.dtype in DTYPES, f"out_a has dtype {like.dtype}", f"it must be {listed}")
-    *outer, heads, _ = like.shape
-    shapes = (tuple(like.shape), (heads, *outer) if rank == 3 else (outer[0], heads, outer[1]))
-    dtypes = (like.dtype, torch.float64 if like.dtype == torch.float64 else torch.float32)
+    shapes, dtypes = _alike(like)
     for i, (name, x) in enumerate(named):
         what, other = f"{name} has shape {tuple(x.shape)}", shapes[i % 2]
         rules.require(tuple(x.shape) == other, what, f"it must be {other}, by the shape of out_a")
         rules.require(x.dtype == dtypes[i % 2], f"{name} has dtype {x.dtype}", f"it must be {dtypes[i % 2]}")
         rules.require(x.device == like.device, f"{name} is on {x.device}", f"it must be on {like.device} as out_a is")
     return like
+
+
+def _alike(like: Tensor) -> tuple[tuple[tuple[int, ...], ...], tuple[torch.dtype, ...]]:
+    """Return the shapes and the dtypes of all outputs and of all LSEs, by the first output."""
+    *outer, heads, _ = like.shape
+    shapes = (tuple(like.shape), (heads, *outer) if like.ndim == 3 else (outer[0], heads, outer[1]))
+    return shapes, (like.dtype, torch.float64 if like.dtype == torch.float64 else torch.float32)
+
+
+def _check_traced(results: list[Result], out: Tensor | None, backend: object) -> None:
+    """Check what torch.compile knows. Sentences have no sizes: torch drops one with a size that the graph keeps open."""
+    if backend not in ("auto", "reference"):
+        rule = 'a graph of torch.compile merges with torch\'s operations, so it must be "auto" or "reference"'
+        raise AttentionError(f"backend is {backend!r}; {rule}")
+    like, given = results[0].out, [] if out is None else [("out", out)]
+    if not isinstance(like, Tensor) or like.ndim not in AXES or like.dtype not in DTYPES:
+        listed = " or ".join(str(dtype) for dtype in DTYPES)
+        raise AttentionError(f"out_a is {_kind(like)}; it must be a tensor of rank 3 or 4 and {listed}")
+    shapes, dtypes = _alike(like)
+    for name, x in [*_named(results), *given]:
+        lse = name.startswith("lse")
+        shape, dtype, axes = shapes[lse], dtypes[lse], (LSE_AXES if lse else AXES)[like.ndim]
+        if not isinstance(x, Tensor) or tuple(x.shape) != shape or x.dtype != dtype or x.device != like.device:
+            rule = f"by out_a it must be a {dtype} tensor of shape ({', '.join(axes)}) on {like.device}"
+            raise AttentionError(f"{name} is {_kind(x)}; {rule}")
+    if given and torch.is_grad_enabled() and any(x.requires_grad for _, x in [*_named(results), *given]):
+        raise AttentionError("out is given; there is no gradient through it; leave it out or use torch.no_grad()")
+
+
+def _kind(x: object) -> str:
+    """Describe a traced value without sizes."""
+    if isinstance(x, Tensor):
+        return f"a {x.dtype} tensor of rank {x.ndim} on {x.device}"
+    return f"a {type(x).__name__}"
 
 
 def _check_out(rules: Rules, like: Tensor, named: list[tuple[str, Tensor]], out: Tensor | None) -> None:

@@ -87,6 +87,43 @@ def test_compiled_into_one_graph():
     torch.testing.assert_close(compiled(*[x for pair in cut for x in pair]), whole)
 
 
+OUT, LSE = torch.zeros(2, 3, 4, 8), torch.zeros(2, 4, 3)
+SHAPED = "by out_a it must be a torch.float32 tensor of shape"
+TRACED = {
+    "backend is 'simulate:sm90'; a graph of torch.compile merges with torch's": {"backend": "simulate:sm90"},
+    "backend is 'fast'": {"backend": wa.Backend("fast")},
+    f"lse_a is a torch.float32 tensor of rank 3 on cpu; {SHAPED} (batch, heads, seq)": {"lse": torch.zeros(2, 3, 4)},
+    f"lse_a is a torch.float16 tensor of rank 3 on cpu; {SHAPED}": {"lse": LSE.half()},
+    f"lse_a is a float; {SHAPED}": {"lse": 1.0},
+    f"out is a torch.float32 tensor of rank 3 on cpu; {SHAPED} (batch, seq, heads, head_dim)": {"out": OUT[0].clone()},
+    f"out is a torch.float16 tensor of rank 4 on cpu; {SHAPED}": {"out": OUT.half()},
+    "out_a is a torch.float32 tensor of rank 5 on cpu; it must be a tensor of rank 3 or 4": {"first": OUT[None]},
+    "out_a is a torch.int32 tensor of rank 4": {"first": OUT.int()},
+    "out is given; there is no gradient": {"first": OUT.clone().requires_grad_(), "out": OUT.clone()},
+}
+
+
+@pytest.mark.parametrize("sentence", TRACED)
+def test_a_graph_is_refused_what_calls_are_refused(sentence):
+    """With fullgraph=True torch quotes the sentence in an error of its own."""
+    named = dict(TRACED[sentence])
+    first, lse = named.pop("first", OUT), named.pop("lse", LSE)
+    compiled = torch.compile(lambda *x: wa.merge_states(*x, **named), fullgraph=True, backend="eager", dynamic=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported) as found:
+        compiled(first, lse, OUT, LSE)
+    assert sentence in str(found.value).replace("\\", ""), found.value
+
+
+def test_graphs_take_other_sizes_and_the_names_of_torchs_operations():
+    compiles = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(lambda *x: wa.merge_states(*x, backend=wa.Backend("reference")), backend=compiles,
+                             fullgraph=True, dynamic=True)  # fmt: skip
+    for rows in (3, 5, 7):
+        made = [torch.randn(2, rows, 4, 8), torch.randn(2, 4, rows), torch.randn(2, rows, 4, 8), torch.randn(2, 4, rows)]
+        torch.testing.assert_close(compiled(*made), wa.merge_states(*made, backend=wa.Backend()))
+    assert compiles.frame_count == 1
+
+
 def test_a_given_output_is_written():
     whole, cut = parts("dense", (4,), torch.float32)
     out = torch.empty(2, 3, 4, 16)[..., :8]
@@ -95,7 +132,6 @@ def test_a_given_output_is_written():
     torch.testing.assert_close(out, whole[0])
 
 
-OUT, LSE = torch.zeros(2, 3, 4, 8), torch.zeros(2, 4, 3)
 BAD = {
     "the call has 3 tensors": ((OUT, LSE, OUT), {}),
     "there are 0 pairs": (([],), {}),
