@@ -166,8 +166,9 @@ def check_quantize(
         rules.require(x.dtype in kinds, f"x has dtype {x.dtype}", f"x must be one of {_listed(kinds)}")
         rules.require(x.ndim >= 2, f"x has shape {tuple(x.shape)}", "x must have at least (heads, head_dim)")
     rules.done()
-    if per in BLOCKS and x.shape[-1] % int(per):  # text of sizes that torch keeps open cannot be traced
-        rules.add(f"x has head_dim {x.shape[-1]}", f"per={per} needs a multiple of {per}")
+    # Text of sizes that torch keeps open cannot be traced.
+    if per in BLOCKS and (not x.shape[-1] or x.shape[-1] % int(per)):
+        rules.add(f"x has head_dim {x.shape[-1]}", f"per={per} needs a multiple of {per} above 0")
     if per in ROW_BLOCKS:
         rules.require(x.ndim >= 4, f"x has shape {tuple(x.shape)}", f"per={per} needs (batch, tokens, heads, head_dim)")
     rules.done()
@@ -272,7 +273,7 @@ def check_scale(
         rules.add(f"{name} {fault.what if fault else 'is ' + kind_of(scale)}", rule)
         return False
     ok = rules.require(scale.dtype == torch.float32, f"{name} has dtype {scale.dtype}", f"{name} must be torch.float32")
-    blocks = [(*shape[:-1], shape[-1] // size) for size in BLOCKS if shape[-1] % size == 0]
+    blocks = [(*shape[:-1], shape[-1] // size) for size in BLOCKS if shape[-1] and shape[-1] % size == 0]
     allowed: list[tuple[int, ...]] = [(), (shape[-2],), tuple(shape[:-1]), *blocks]
     allowed += [_of_rows(shape, rows) for rows in ROW_BLOCKS.values() if of_rows]
     if tuple(scale.shape) in allowed:

@@ -19,7 +19,7 @@ from warpattn.cli.training import kernels
 from warpattn.errors import AttentionError
 from warpattn.inputs import kind_of
 from warpattn.problem import Call
-from warpattn.quantized import Quantized, quantize
+from warpattn.quantized import EIGHT_BIT, Quantized, quantize
 from warpattn.reference import reference
 from warpattn.sequences import Dense
 
@@ -74,6 +74,7 @@ def run(
     q, k, v = (x.to(device=place, dtype=kind) for x in loaded)
     options: dict[str, Any] = {"mask": made, "score": spelling.score(score, q.shape[2] if q.ndim == 4 else 1)}
     over = str(shown) if products else f"{q.dtype}{f' over {kv_dtype}' if kv_dtype else ''}"
+    _refuse_narrow(file, (q, k, v), backward)
     given: list[Any] = [q, k, v]
     if stored is not None:
         names = zip("qkv", given, strict=True)
@@ -112,6 +113,14 @@ def _refuse_idle(file: Path | None, of_random: dict[str, Any], dtypes: tuple[str
         raise AttentionError(f"--backward and {option} are given; 8-bit keys and values have no backward")
     if dtype in spelling.STORED and kv_dtype and spelling.stored(kv_dtype) != spelling.stored(dtype):
         raise AttentionError(f"--dtype {dtype} and --kv-dtype {kv_dtype} are given; q, k and v of 8 bits have one")
+
+
+def _refuse_narrow(file: Path | None, qkv: tuple[Tensor, ...], backward: bool) -> None:
+    """Raise AttentionError for gradients of a file's tensors of 8 bits."""
+    narrow = [name for name, x in zip("qkv", qkv, strict=True) if x.dtype in EIGHT_BIT]
+    if backward and narrow:
+        rule = "8-bit q, k and v have no backward; --dtype bf16 converts them"
+        raise AttentionError(f"--backward is given and {narrow[0]} of {file} has 8 bits; {rule}")
 
 
 def _in_eight_bits(name: str, x: Tensor, stored: torch.dtype) -> Quantized:

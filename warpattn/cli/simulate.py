@@ -164,6 +164,7 @@ def _forward(call: Call, swept: Sweep) -> tuple[Report, list[Result]]:
     checked = validate(call)
     with working("computing the reference"):
         expected = reference(q, k, v, sequence=call.sequence, mask=call.mask, score=call.score)
+        limit = _limit(call, checked.problem.dtype, expected[0])
     out = torch.empty((*q.shape[:3], v.shape[3]), dtype=checked.problem.dtype)
     lse = torch.empty(checked.lse_shape)
     found: list[tuple[float, ...]] = []
@@ -181,9 +182,20 @@ def _forward(call: Call, swept: Sweep) -> tuple[Report, list[Result]]:
         return (len(found) + finished(out, weights)) / len(swept.orders)
 
     report = _watched(f"compiling and simulating the {_arch(call)} kernel", done, swept, single)
-    # From rounding P and the output, half of it each.
-    limit = torch.finfo(q.dtype).eps * float(dequantized(v, call.sequence.v_scale).float().abs().max())
     return report, _worst(("out", "lse"), found, (limit, LSE_LIMIT))
+
+
+def _limit(call: Call, dtype: torch.dtype, out: Tensor) -> float:
+    """Return the largest difference of an output of `dtype` from `out` that rounding explains: half an eps of each
+    weight and half an eps of the output."""
+    q, k, v = call.q, call.k, call.v
+    if q.dtype not in EIGHT_BIT:
+        return torch.finfo(dtype).eps * float(dequantized(v, call.sequence.v_scale).float().abs().max())
+    # Weights have the three bits of e4m3. Their errors are as large as this if all have one sign, so the sum leaves
+    # room for weights that are too small for three bits.
+    sizes, _ = reference(q, k, v.float().abs().to(v.dtype), sequence=call.sequence, mask=call.mask, score=call.score)
+    parts = ((torch.float8_e4m3fn, sizes), (dtype, out))
+    return sum(torch.finfo(kind).eps / 2 * float(x.abs().max()) for kind, x in parts)
 
 
 def _backward(call: Call, swept: Sweep) -> tuple[Report, list[Result]]:

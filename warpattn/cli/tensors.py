@@ -16,11 +16,12 @@ from torch import Tensor
 from warpattn.cli.spelling import Shape
 from warpattn.errors import AttentionError
 from warpattn.problem.backends import LATENT
-from warpattn.quantized import quantize
+from warpattn.quantized import EIGHT_BIT, quantize
 from warpattn.sequences import Dense
 
 FORMATS = (".safetensors", ".npz")
 NAMES = ("q", "k", "v")
+WITHOUT_NPZ = (torch.bfloat16, *EIGHT_BIT)  # NumPy has none of them
 FOUR_BITS = getattr(torch, "float4_e2m1fn_x2", None)  # torch cannot convert it
 
 
@@ -113,10 +114,10 @@ def require_memory(shape: Shape, each: int = 4, what: str = "its q, k, v and out
 
 
 def save(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Write named tensors; .npz has no bf16, which is written as fp32."""
+    """Write named tensors; .npz has no bf16 and no 8 bits, which are written as fp32."""
     tensors = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
     if check_format(path) == ".npz":
-        arrays = {name: (x.float() if x.dtype == torch.bfloat16 else x).numpy() for name, x in tensors.items()}
+        arrays = {name: (x.float() if x.dtype in WITHOUT_NPZ else x).numpy() for name, x in tensors.items()}
         with writing(path):
             np.savez(path, allow_pickle=False, **arrays)
     else:

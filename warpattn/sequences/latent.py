@@ -81,7 +81,8 @@ class LatentPages(PagedKV):
         if not rules.tensor("kv.rope", self.rope, "num_pages", "page_size", "heads", "head_dim") or not shaped:
             return False
         what, own = f"kv.rope has shape {tuple(self.rope.shape)}", tuple(self.k_pages.shape[:3])
-        rules.require(self.rope.shape[:3] == own, what, f"it must be {(*own, 'columns')} as the latents")
+        rule = f"it must be ({', '.join(map(str, own))}, columns) as the latents"
+        rules.require(self.rope.shape[:3] == own, what, rule)
         if q is None or (self.q_rope is not None and not check_rope(rules, q, self.q_rope)):
             return False
         latent, rotary, columns = self.k_pages.shape[-1], self.rope.shape[-1], self.query_columns(q)

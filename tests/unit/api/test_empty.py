@@ -131,3 +131,14 @@ def test_compiled_graphs(sizes):
     compiled = torch.compile(lambda q, k: wa.attention(q, k, k, return_lse=True), fullgraph=True, backend="eager")
     for found, wanted in zip(compiled(q, k), wa.attention(q, k, k, return_lse=True), strict=True):
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 0), (2, 3, 4, 0), (0, 0)], ids=str)
+@pytest.mark.parametrize("per", [64, 128])
+def test_blocks_of_no_columns(shape, per):
+    x = torch.zeros(shape)
+    with pytest.raises(wa.AttentionError, match=f"^x has head_dim 0; per={per} needs a multiple of {per} above 0$"):
+        wa.quantize(x, per=per)
+    if len(shape) > 2:
+        with pytest.raises(wa.AttentionError, match=r"^scale has shape .*; for x of shape"):
+            wa.quantize(x, scale=x)

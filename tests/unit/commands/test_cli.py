@@ -124,8 +124,9 @@ def test_rows_without_keys_are_no_error():
     assert "nan" not in text.split("time")[0]
 
 
-def test_bf16_survives_npz(tmp_path):
-    x = torch.randn(3).bfloat16()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_what_npz_has_not_is_written_as_fp32(dtype, tmp_path):
+    x = torch.randn(3).to(dtype)
     tensors.save(tmp_path / "x.npz", {"x": x})
     with np.load(tmp_path / "x.npz") as file:
         assert torch.equal(torch.from_numpy(file["x"]), x.float())
@@ -319,6 +320,24 @@ def test_gradients_of_run():
 def test_bench_of_gradients_has_options_of_its_own():
     text = invoke("bench", "--backward", "--host", exit_code=1)
     assert "--backward goes with --only, --peers, --rounds and --json" in text
+
+
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+def test_gradients_of_8_bits_in_a_file(tmp_path, suffix):
+    file, x = tmp_path / "x.safetensors", torch.ones(1, 8, 2, 16)
+    tensors.save(file, {"q": x.bfloat16(), "k": x.to(torch.float8_e4m3fn), "v": x.to(torch.float8_e4m3fn)})
+    line = ("run", file, "--backward", "--out", tmp_path / f"out.{suffix}")
+    rule = "8-bit q, k and v have no backward; --dtype bf16 converts them"
+    assert f"--backward is given and k of {file} has 8 bits; {rule}" in message(invoke(*line, exit_code=1))
+    assert "dk" in invoke(*line, "--dtype", "bf16")
+
+
+def test_the_limit_of_8_bits_is_that_of_their_weights_and_the_output():
+    """Half an eps of e4m3 for the sum of weights times values, not a whole one of the largest value: the output has 16
+    bits."""
+    text = invoke("simulate", "--shape", "1x5x2x16", "--mask", "full", "--dtype", "fp8", "--schedules", "lazy")
+    found, limit = re.search("out +largest difference (\\S+), at most (\\S+) expected", text).groups()
+    assert float(found) <= float(limit) < 0.25
 
 
 def test_keys_and_values_of_8_bits():

@@ -141,7 +141,7 @@ def _alike(like: Tensor) -> tuple[tuple[tuple[int, ...], ...], tuple[torch.dtype
 
 
 def _check_traced(results: list[Result], out: Tensor | None, backend: object) -> None:
-    """Check what torch.compile knows. Sentences have no sizes: torch drops one with a size that the graph keeps open."""
+    """Check what torch.compile knows. Sentences have no sizes: torch drops those with one that a graph keeps open."""
     if backend not in ("auto", "reference"):
         rule = 'a graph of torch.compile merges with torch\'s operations, so it must be "auto" or "reference"'
         raise AttentionError(f"backend is {backend!r}; {rule}")

@@ -90,7 +90,13 @@ def test_a_plan_reads_both_parts_of_a_cache():
     assert torch.equal(found, wa.attention_paged(q, kv, mask=wa.Causal())) and found.any()
 
 
+def with_a_head_more(kv: wa.LatentPages) -> wa.LatentPages:
+    return wa.LatentPages(kv.k_pages, kv.rope.expand(-1, -1, 2, -1), TABLE, LENGTHS)
+
+
 BAD = {
+    "kv.rope has shape (5, 16, 2, 64); it must be (5, 16, 1, columns) as the latents": lambda: (
+        query(), with_a_head_more(pages())),
     "q has head_dim 512; it must have the latents' columns": lambda: (query(dim=512), pages()),
     "kv.rope has dtype torch.float16; it must have the dtype of q": lambda: (query(), pages(dtype=torch.float16)),
     "rotary parts of 8 bits have the latents' scale per tensor or token": lambda: (query(), pages(

@@ -119,7 +119,7 @@ def test_graphs_take_other_sizes_and_the_names_of_torchs_operations():
     compiled = torch.compile(lambda *x: wa.merge_states(*x, backend=wa.Backend("reference")), backend=compiles,
                              fullgraph=True, dynamic=True)  # fmt: skip
     for rows in (3, 5, 7):
-        made = [torch.randn(2, rows, 4, 8), torch.randn(2, 4, rows), torch.randn(2, rows, 4, 8), torch.randn(2, 4, rows)]
+        made = [torch.randn(shape) for shape in ((2, rows, 4, 8), (2, 4, rows)) * 2]
         torch.testing.assert_close(compiled(*made), wa.merge_states(*made, backend=wa.Backend()))
     assert compiles.frame_count == 1
 
