@@ -136,6 +136,20 @@ def test_a_tile_is_stored_before_it_is_attended_to_again(name: str) -> None:
     assert results and all(found.noticed for found in results), "\n".join(map(str, results))
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    [("b, 13, 128", "b, 14, 128", "PhaseRace"), ("b, 13, 128", "b, 13, 256", "PhaseError"),
+     ("b, 13, 128", "b, 3, 128", "PhaseError"), ("b, 13, 128", "b, 16, 128", "PhaseError")],
+)  # fmt: skip
+def test_each_warpgroup_votes_at_a_barrier_of_its_own(before: str, after: str, kind: str) -> None:
+    case, parts = CASES["2q"]
+    step = launches(spoiled(case, "partly hidden"), parts)[0][0]
+    text = compiled(step).asm["ttgir"]
+    assert before in text
+    report = simulate(text.replace(before, after), step.grid, step.args, "lazy", step_limit=200_000)
+    assert report.of_kind(kind), report
+
+
 @pytest.mark.parametrize(("mask", "again"), [("full", False), ("causal", True)])
 @pytest.mark.parametrize("dim", [64, 192])
 def test_only_what_a_mask_may_hide_is_looked_for(mask: str, again: bool, dim: int) -> None:

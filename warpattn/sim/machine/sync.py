@@ -202,6 +202,10 @@ class NamedBarrier:
         self.collected: Clock | None = None
         self.released: Clock | None = None
 
+    def follows(self, clock: Clock) -> bool:
+        """Whether everyone who completed the barrier last had arrived before."""
+        return self.released is None or clock.covers(self.released)
+
     def arrive(self, threads: int, needed: int, clock: Clock) -> bool:
         """Count `threads` more arrivals; False if that exceeds what the barrier takes."""
         fits = self.arrived + threads <= needed

@@ -20,10 +20,8 @@ from ..ir.formats import as_register, decode, encode, round_bf16
 from ..ir.module import Op
 from ..machine.pending import opened, poisoned, used
 from ..machine.registry import TASKED, blocking, plain
-from ..machine.sync import NamedWait
-from ..memory.findings import Finding
 from ..memory.shared import MemDesc
-from .barriers import arrive
+from .barriers import arrive, meet
 
 _ELEMENTWISE: dict[str, Callable[..., Any]] = {}
 _OF_PROGRAM: dict[str, Callable[[Any], int]] = {  # strings that read where and when a program runs
@@ -204,22 +202,7 @@ def _named_barrier(task: Any, match: re.Match[str], *operands: Any) -> Any:
     """Let all threads of the role arrive at a hardware barrier; with `sync` they also wait for other threads. Its
     number is in the text or an operand."""
     number = operands[0] if match[2] == "$0" else match[2]
-    barrier, needed = task.program.named_barrier(int(number)), int(match[3])
-    place, own = task.place(), task.machine.module.own_barriers
-    if barrier.number < own:
-        text = f"{place} uses named barrier {barrier.number}; in this kernel the compiler has 0 to {own - 1}"
-        task.machine.findings.add(Finding("PhaseError", text, (place,), barrier=str(barrier.number)))
-    yield from task.machine.pause()
-    wait = NamedWait(barrier, needed)
-    fits = barrier.arrive(32 * task.num_warps, needed, task.clock)
-    task.advance()
-    if not fits:
-        text = f"{place} arrives at named barrier {barrier.number}, which then has more than {needed} threads"
-        task.machine.findings.add(Finding("PhaseError", text, (place,), barrier=str(barrier.number)))
-    if match[1] == "sync":
-        if not wait.ready():
-            yield wait
-        task.learn(barrier.released)
+    yield from meet(task, int(number), int(match[3]), waits=match[1] == "sync")
 
 
 @whole(
@@ -366,13 +349,15 @@ def _tcgen05_fence(task: Any, match: re.Match[str]) -> Any:
 
 @whole(
     r"\{ \.reg \.pred a, b; setp\.gt(u?)\.f32 a, \$1, \$2; "
-    r"(?:vote\.sync\.any\.pred b, a, 0xffffffff|barrier\.cta\.red\.or\.pred b, \d+, \d+, a); "
+    r"(?:vote\.sync\.any\.pred b, a, 0xffffffff|barrier\.cta\.red\.or\.pred b, (\d+), (\d+), a); "
     r"selp\.b32 \$0, 1, 0, b; \}$"
 )
 def _vote_any_greater_one(task: Any, match: re.Match[str], x: np.ndarray, bound: np.ndarray) -> Any:
-    """As `_vote_any_greater`, for one value per thread; `gtu` is also true of a NaN."""
+    """As `_vote_any_greater`, for one value per thread; `gtu` is also true of a NaN. A vote of all warps meets at a
+    hardware barrier, which no other role may use meanwhile."""
+    if match[2]:
+        yield from meet(task, int(match[2]), int(match[3]), alone=True)
     return int(bool((~(x <= bound) if match[1] else x > bound).any()))
-    yield
 
 
 @whole(

@@ -1,4 +1,4 @@
-"""mbarriers, the barrier of a cluster, and the end of the preceding launch.
+"""mbarriers, the barrier of a cluster, a block's hardware barriers, and the end of the preceding launch.
 
 In a cluster each CTA has its own mbarriers, or each pair of CTAs shares the first one's: then both arrive there and
 only the first CTA waits. An arrival `fromCTA` also counts on other CTAs' barriers.
@@ -13,10 +13,13 @@ from ..ir.ctas import group
 from ..ir.module import Op
 from ..ir.parts import barrier_copies
 from ..machine.registry import blocking, tasked
-from ..machine.sync import BarrierWait
+from ..machine.sync import BarrierWait, NamedWait
 from ..memory.clocks import PRECEDING
-from ..memory.findings import Finding
+from ..memory.findings import Finding, Kind
 from ..memory.shared import MemDesc
+
+_HARDWARE_BARRIERS = 16  # of a block
+_WARP = 32
 
 
 @tasked("ttng.init_barrier")
@@ -125,6 +128,48 @@ def _wait(op: Op) -> Callable[..., Any]:
     return run
 
 
+def meet(task: Any, number: int, needed: int, waits: bool = True, alone: bool = False) -> Any:
+    """Let all threads of a role arrive at a hardware barrier that `needed` threads complete; with `waits` they also
+    wait for that. `alone`: the role's own threads are all that may take part."""
+    own = _WARP * task.num_warps
+    for fault in _misuses(number, needed, task.machine.module.own_barriers, own if alone else 0):
+        _report_named(task, "PhaseError", number, f"uses named barrier {number}{fault}")
+    yield from task.machine.pause()
+    barrier = task.program.named_barrier(number)
+    if not barrier.follows(task.clock):
+        text = f"arrives at named barrier {number}, and nothing orders that after all threads have arrived there that "
+        _report_named(task, "PhaseRace", number, text + "completed it last: on the card it may be counted among them")
+    wait = NamedWait(barrier, needed)
+    fits = barrier.arrive(own, needed, task.clock)
+    task.advance()
+    if not fits:
+        text = f"arrives at named barrier {number}, which then has more than {needed} threads"
+        _report_named(task, "PhaseError", number, text)
+    if waits:
+        if not wait.ready():
+            yield wait
+        task.learn(barrier.released)
+
+
+def _misuses(number: int, needed: int, compilers: int, voters: int) -> list[str]:
+    """Say what is wrong with the number and the count of a hardware barrier."""
+    faults = []
+    if number < compilers:
+        faults.append(f"; in this kernel the compiler has 0 to {compilers - 1}")
+    if number >= _HARDWARE_BARRIERS:
+        faults.append(f"; a block has 0 to {_HARDWARE_BARRIERS - 1}")
+    if needed % _WARP or not needed:
+        faults.append(f" for {needed} threads, which are no whole warps")
+    elif voters not in (0, needed):
+        faults.append(f" for a vote of {needed} threads; the role has {voters}")
+    return faults
+
+
+def _report_named(task: Any, kind: Kind, number: int, text: str) -> None:
+    place = task.place()
+    task.machine.findings.add(Finding(kind, f"{place} {text}", (place,), barrier=str(number)))
+
+
 @tasked("tt.grid_dependency_wait")
 def _preceding_launch(op: Op) -> Callable[..., Any]:
     """Learn that the preceding launch has ended, with all its writes."""
@@ -135,4 +180,4 @@ def _preceding_launch(op: Op) -> Callable[..., Any]:
     return run
 
 
-__all__ = ["arrive"]
+__all__ = ["arrive", "meet"]

@@ -1,4 +1,5 @@
-"""Two groups of asynchronous work and one wait that lets PENDING of them go on: right only if PENDING is 0."""
+"""Waits: for two groups of asynchronous work of which PENDING may go on, which is right only if that is 0; and at
+hardware barriers, of which a block has sixteen."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -141,3 +142,61 @@ def added_kernel(total_desc, total, count, out, FENCE: gl.constexpr):
         tma.async_load(total_desc, [0, 0], bar, tile)
         mbarrier.wait(bar, 0)
         gl.store(out + at, tile.load(TILE))
+
+
+@gluon.constexpr_function
+def vote_asm(number, threads):
+    """PTX of a vote of so many threads at a hardware barrier: whether any $1 exceeds its $2."""
+    vote = f"barrier.cta.red.or.pred b, {number}, {threads}, a;"
+    return "{ .reg .pred a, b; setp.gt.f32 a, $1, $2; " + vote + " selp.b32 $0, 1, 0, b; }"
+
+
+@gluon.jit
+def vote_role(x, out, bar, number: gl.constexpr, threads: gl.constexpr, place: gl.constexpr, IN_TURN: gl.constexpr):
+    """out[place] = whether any of 128 numbers is positive, twice; in turn: the second role after the first."""
+    values = gl.load(x + place * 128 + gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0])))
+    if IN_TURN and place == 1:
+        mbarrier.wait(bar, 0)
+    for _ in range(2):
+        found = gl.inline_asm(vote_asm(number, threads), "=r,f,f", [values, gl.zeros_like(values)], gl.int32)
+        gl.store(out + place, found)
+    if IN_TURN and place == 0:
+        mbarrier.arrive(bar, count=1)
+
+
+@gluon.jit
+def vote_kernel(x, out, FIRST: gl.constexpr, SECOND: gl.constexpr, THREADS: gl.constexpr, IN_TURN: gl.constexpr):
+    """Two warpgroups, each with votes at its own hardware barrier, FIRST and SECOND."""
+    bar = mbarrier.allocate_mbarrier()
+    mbarrier.init(bar, count=1)
+    gl.warp_specialize(
+        [
+            (vote_role, (x, out, bar, FIRST, THREADS, 0, IN_TURN)),
+            (vote_role, (x, out, bar, SECOND, THREADS, 1, IN_TURN)),
+        ],
+        [4],
+        [24],
+    )
+
+
+@gluon.constexpr_function
+def meeting_asm(verb, number, threads):
+    """PTX of `verb` at a hardware barrier."""
+    return f"bar.{verb} {number}, {threads};"
+
+
+@gluon.jit
+def meeting_role(number: gl.constexpr, threads: gl.constexpr, sync: gl.constexpr, times: gl.constexpr):
+    for _ in range(times):
+        if sync:
+            gl.inline_asm(meeting_asm("sync", number, threads))
+        else:
+            gl.inline_asm(meeting_asm("arrive", number, threads))
+
+
+@gluon.jit
+def meeting_kernel(NUMBER: gl.constexpr, THREADS: gl.constexpr, SYNC: gl.constexpr, TIMES: gl.constexpr):
+    """Two warpgroups meet TIMES times at a hardware barrier; the second one waits there, the first one with SYNC."""
+    gl.warp_specialize(
+        [(meeting_role, (NUMBER, THREADS, SYNC, TIMES)), (meeting_role, (NUMBER, THREADS, True, TIMES))], [4], [24]
+    )
