@@ -25,11 +25,12 @@ from warpattn.runtime.kernel_cache import require_triton
 from warpattn.runtime.launches import list_launches
 from warpattn.runtime.training.plan import list_backward_launches
 from warpattn.sequences import Dense, Sequence
-from warpattn.sim import DependentGrid, Report, SimulationError, simulate
+from warpattn.sim import DependentGrid, Finding, Report, SimulationError, simulate
 from warpattn.sim.compile import to_ttgir
 
 PROGRAMS = 4  # programs of a persistent kernel: enough for its scheduler to matter, few enough to be quick
 DENSE = Dense()
+TICKETS = "tickets"  # field of an argument that a launch leaves at 0, as its tile counter
 _compiled: dict[Hashable, Any] = {}
 _compiling = Lock()  # Python's own parser, which Triton calls, fails in two threads at once
 
@@ -104,15 +105,32 @@ def _arch(checked: CheckedCall) -> str:
 
 
 def run_launch(launch: Launch, options: Options) -> Report:
-    """Simulate one launch."""
+    """Simulate one launch. Its counters must be 0 at the end; with other findings that is not looked at."""
     grid = launch.grid
     if launch.persistent:
         grid = (min(grid[0], max(launch.persistent, options.programs)), *grid[1:])
     ordered = dependent(launch, grid)
     try:
-        return simulate(_kernel(launch), ordered, launch.args, options.schedule, options.seed, timing=options.timing)
+        report = simulate(_kernel(launch), ordered, launch.args, options.schedule, options.seed, timing=options.timing)
     except SimulationError as error:
         raise AttentionError(f"the kernel cannot be simulated: {error}") from error
+    if report.clean:
+        report.findings += [_left(launch, name, cells) for name, cells in _counters(launch).items() if cells.any()]
+    return report
+
+
+def _counters(launch: Launch) -> dict[str, Tensor]:
+    """The memory of a launch that is 0 before it and after it, by the names of the arguments."""
+    found = {f"{name}.{TICKETS}": value.tickets for name, value in launch.args.items() if hasattr(value, TICKETS)}
+    if launch.tile_counter is not None:
+        found[launch.tile_counter] = launch.args[launch.tile_counter]
+    return found
+
+
+def _left(launch: Launch, name: str, cells: Tensor) -> Finding:
+    at = int(cells.flatten().nonzero()[0])
+    text = f"{launch.name} leaves {int(cells.flatten()[at])} in element {at} of {name}, where the next launch needs 0"
+    return Finding("NotReset", text, buffer=name)
 
 
 def dependent(launch: Launch, grid: tuple[int, ...]) -> tuple[int, ...] | DependentGrid:

@@ -1,7 +1,9 @@
 """`backend="simulate:sm90"`: attention on CPU tensors by the Hopper kernel in the simulator."""
 
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -110,3 +112,29 @@ def test_threads_compile_one_after_the_other(monkeypatch):
     with ThreadPoolExecutor(3) as pool:
         [found.result() for found in [pool.submit(call) for call in calls]]
     assert most == [1, 1]
+
+
+# What of a call's kernel is taken out, and the memory that it then does not leave at 0.
+RESETS = {
+    "counter_ptr": (150, 150, r"\n[^\n]*= tt\.atomic_rmw exch, [^\n]*"),
+    "workspace.tickets": (1, 900, r"\n *tt\.store %ticket\w*, %c0_i32[^\n]*"),
+}
+
+
+@pytest.mark.parametrize("name", RESETS)
+def test_counters_are_0_again(name, monkeypatch):
+    queries, keys, reset = RESETS[name]
+    compile_one = simulate.to_ttgir
+
+    def without(*args):
+        made = compile_one(*args)
+        text, count = re.subn(reset, "", made.asm["ttgir"])
+        return replace(made, asm={"ttgir": text}) if count else made
+
+    q, k, v = torch.randn(1, queries, 2, 64), torch.randn(1, keys, 2, 64), torch.randn(1, keys, 2, 64)
+    call = [x.half() for x in (q, k, v)]
+    wa.attention(*call, backend=BACKEND)
+    monkeypatch.setattr(simulate, "to_ttgir", without)
+    monkeypatch.setattr(simulate, "_compiled", {})
+    with pytest.raises(wa.AttentionError, match=rf"NotReset: sm90\.\w+ leaves \d+ in element 0 of {re.escape(name)}"):
+        wa.attention(*call, backend=BACKEND)

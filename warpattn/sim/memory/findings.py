@@ -16,6 +16,7 @@ Kind = Literal[
     "UninitialisedRead",
     "OutOfBounds",
     "PendingAtExit",
+    "NotReset",
     "MissingFence",
     "StepLimit",
     "AssertionFailed",
