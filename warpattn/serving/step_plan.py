@@ -114,6 +114,16 @@ class StepPlan(ServingPlan):
         own = {"block_table": kv.block_table, "lengths": kv.lengths}
         return kv.with_fields(**{name: _own(f"kv.{name}", x) for name, x in own.items()})
 
+    @cached_property
+    def _storages(self) -> frozenset[int]:
+        """Addresses of the memory of the plan's own indices."""
+        own = self.seq.cu_q, self.kv.lengths, self.kv.block_table
+        return frozenset(x.untyped_storage().data_ptr() for x in own)
+
+    def _outside(self, x: Tensor) -> Tensor:
+        """Return a step's tensor, or a copy of a view of the plan's own, which the step overwrites."""
+        return x.clone() if x.untyped_storage().data_ptr() in self._storages else x
+
     def _bind(self, call: Call, *others: Any) -> BoundLaunches:
         bound = super()._bind(call, *others)
         self._batch = [cell for name in BATCHES for cell in bound.cells(name)]
@@ -224,8 +234,8 @@ class StepPlan(ServingPlan):
         fits = batch <= self._sequences and block_table.shape[-1] <= width
         rules.require(fits, what, f"the plan was made for up to {self._sequences} of {width}")
         rules.done()
-        own_q, own_lengths, table = own = self.seq.cu_q, self.kv.lengths, self.kv.block_table
-        cu_q, lengths, block_table = [_apart_from(own, x) for x in (cu_q, lengths, block_table)]
+        own_q, own_lengths, table = self.seq.cu_q, self.kv.lengths, self.kv.block_table
+        cu_q, lengths, block_table = map(self._outside, (cu_q, lengths, block_table))
         overwrite(own_q[: batch + 1], cu_q, non_blocking=True)
         overwrite(own_lengths[:batch], lengths, non_blocking=True)
         overwrite(table[:batch, : block_table.shape[1]], block_table, non_blocking=True)
@@ -252,11 +262,6 @@ def _own(name: str, x: Tensor) -> Tensor:
         own = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).zero_()
     used_here(own)
     return own
-
-
-def _apart_from(own: tuple[Tensor, ...], x: Tensor) -> Tensor:
-    """Return a step's tensor, or a copy of one that shares memory with the plan's own, which a step overwrites."""
-    return x.clone() if any(overlap(x, mine) for mine in own) else x
 
 
 def _check_workspace(workspace: object, q: object, kv: PagedKV) -> None:
