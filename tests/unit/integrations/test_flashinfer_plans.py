@@ -255,7 +255,8 @@ def test_states_are_refused_by_the_names_of_their_arguments():
         (flashinfer.merge_state_in_place, (v, s, v.double(), s), f"- v_other has dtype torch.float64; {rule}"),
         (flashinfer.merge_state_in_place, (v, s, v, s.int()), "s_other has dtype torch.int32; it must be a floating"),
         (flashinfer.merge_states, (several[0].double(), several[1]), f"v has dtype torch.float64; {rule}"),
-        (flashinfer.merge_states, (torch.zeros(3, 17, HEADS, DIM), torch.zeros(3, 17, HEADS)), "v has 17 states;"),
+        (flashinfer.merge_states, (torch.zeros(3, 0, HEADS, DIM), torch.zeros(3, 0, HEADS)), "v has 0 states;"),
+        (flashinfer.merge_states, (v.double()[:, None].expand(3, 17, HEADS, DIM), torch.zeros(3, 17, HEADS)), rule),
     ):
         with pytest.raises(AttentionError) as error:
             call(*given)

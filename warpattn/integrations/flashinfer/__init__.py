@@ -12,6 +12,7 @@
     older.py     `forward`, and calls that do nothing here: workspaces, warming
     single.py    one request        decode.py, prefill.py    batches        mla.py    latent attention
     states.py    merging            cascade.py    keys that requests share
+    page.py      appends to a paged cache
 
 Signatures are those of FlashInfer 0.7. Arguments by which it chooses kernels are accepted and not used; those that
 would change the result are served or raise one AttentionError.
@@ -28,6 +29,12 @@ from warpattn.integrations.flashinfer.decode import (
 )
 from warpattn.integrations.flashinfer.masks import packbits, segment_packbits
 from warpattn.integrations.flashinfer.mla import BatchMLAPagedAttentionWrapper, MLAPlanMetadata
+from warpattn.integrations.flashinfer.page import (
+    append_paged_kv_cache,
+    append_paged_mla_kv_cache,
+    get_batch_indices_positions,
+    get_seq_lens,
+)
 from warpattn.integrations.flashinfer.prefill import (
     BatchPrefillWithPagedKVCacheWrapper,
     BatchPrefillWithRaggedKVCacheWrapper,
@@ -49,6 +56,10 @@ __all__ = [
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
     "MLAPlanMetadata",
     "MultiLevelCascadeAttentionWrapper",
+    "append_paged_kv_cache",
+    "append_paged_mla_kv_cache",
+    "get_batch_indices_positions",
+    "get_seq_lens",
     "merge_state",
     "merge_state_in_place",
     "merge_states",

@@ -40,8 +40,12 @@ def merge_states(v: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     if s.shape != v.shape[:3]:
         rule = "they must be (rows, states, heads, dim) and (rows, states, heads)"
         raise AttentionError(f"v has shape {tuple(v.shape)} and s {tuple(s.shape)}; {rule}")
-    if not 1 <= v.shape[1] <= MOST:
-        raise AttentionError(f"v has {v.shape[1]} states; there must be 1 to {MOST}")
+    if not v.shape[1]:
+        raise AttentionError("v has 0 states; there must be at least 1")
+    if v.shape[1] > MOST and v.dtype in DTYPES:  # in rounds, in fp32
+        rounds = [merge_states(v.float()[:, i : i + MOST], s[:, i : i + MOST]) for i in range(0, v.shape[1], MOST)]
+        out, lse = merge_states(*(torch.stack(side, 1) for side in zip(*rounds, strict=True)))
+        return out.to(v.dtype), lse
     return _merged([State("v", v[:, i], "s", s[:, i]) for i in range(v.shape[1])])
 
 
