@@ -20,6 +20,16 @@ SM90_PREFILL = [  # the dense kernel and those of lengths have these roles in co
     ("ttng.wait_barrier", "k_state = load_first_keys(ctx, k_state, tile, span)", FRESH),
 ]
 
+AFTER, BEFORE = (f"tcgen05.fence::{side}_thread_sync" for side in ("after", "before"))
+SHARED = "what it waits for is in shared memory, and a fence follows before any access of tensor memory"
+UNTOUCHED = "nothing was done to tensor memory since the last signal"
+SM100_FENCES = [  # of Blackwell's prefill kernels
+    (AFTER, "await_signal(ctx.bars.q1.index(0), 0)", SHARED),
+    (AFTER, "await_signal(ctx.bars.c_producer.index(wg)", SHARED),
+    (AFTER, "await_signal(ctx.bars.c_consumer.index(wg)", SHARED),
+    (AFTER, "await_signal(ctx.bars.o_producer.index(wg), (n - 1) & 1)", "the wait before knows of it, and has a fence"),
+]
+
 ALONE = ("ttng.wait_barrier", "rows.load(ctx, arriving, state, left.tile", "one warpgroup uses its slots one at a time")
 WIDENED = ("ttng.fence_async_shared", "queries = multiplied_queries(", "that of the keys follows before any product")
 

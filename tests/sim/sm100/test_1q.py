@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from tests.drawn import drawn, in_turn
 from tests.oracle import UNWRITTEN, Inputs, check, poisoned
-from tests.sim.knocking import FRESH, knocked_out, reviewed
+from tests.sim.knocking import AFTER, FRESH, SM100_FENCES, knocked_out, reviewed
 from tests.sim.sm100.test_lengths import paged
 from warpattn import attention_paged
 from warpattn.kernels.sm100.config import SMEM_LIMIT
@@ -159,8 +159,8 @@ def test_odd_lengths(seq_k, parts):
 
 # Operation, what stands in one of its lines of Python, why it can go.
 REDUNDANT = [
-    ("tcgen05.fence::after_thread_sync", "tcgen05.fence::after_thread_sync",
-     "it keeps the machine's own order of tensor-memory accesses, and the simulator keeps that of the program"),
+    *SM100_FENCES,
+    (AFTER, "await_signal(ctx.bars.o_producer.index(wg), (mine.run.total - 1)", "that of the other half follows"),
     ("ttng.fence_async_shared", "    fence_async_shared()\n", "it makes new barriers visible to TMA: not modelled"),
     ("ttng.wait_barrier", "await_signal(ctx.bars.o_producer.index(wg), (n - 1) & 1)",
      "the commit of S also waits for the P·V before it, and the scale is sent after S has been read"),
@@ -207,9 +207,7 @@ PAGES = [
 PAGED = [(*pages, parts) for pages in PAGES for parts in (0, 1, 4)]
 
 
-@pytest.mark.parametrize(
-    ("lengths", "page", "dim", "parts"), drawn(PAGED, [(*PAGES[1], 1)])
-)
+@pytest.mark.parametrize(("lengths", "page", "dim", "parts"), drawn(PAGED, [(*PAGES[1], 1)]))
 def test_paged_keys(lengths, page, dim, parts):
     """Pages of no sequence and the tails of last pages hold NaN; table entries past a length point outside. 0 parts:
     the kernel of two query tiles, which a chip with a single SM gets."""

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.drawn import drawn
-from tests.sim.knocking import knocked_out, reviewed
+from tests.sim.knocking import SM100_FENCES, knocked_out, reviewed
 from tests.sim.sm100.prefill import Case, simulated
 from warpattn.masks import Causal
 from warpattn.sim import Report
@@ -17,7 +17,7 @@ ELSEWHERE = "for tiles that met hidden values, where test_hidden_values.py takes
 # Operation, what stands in one of its lines of Python, why it can go.
 REDUNDANT = [
     ("ttng.fence_async_shared", "fence_async_shared()", "it makes new barriers visible to TMA: not modelled"),
-    ("tcgen05.fence::after_thread_sync", "", "it keeps tensor-memory accesses behind a wait: in order anyway here"),
+    *SM100_FENCES,
     ("ttng.wait_barrier", "await_signal(ctx.bars.o_producer.index(wg), (n - 1) & 1)", COMPLETE),
     ("ttng.wait_barrier", "await_signal(ctx.bars.c_consumer.index(wg), n & 1, pred=n > 1)", READ),
     ("ttng.async_tma_store_wait", "read_only=False", ELSEWHERE),

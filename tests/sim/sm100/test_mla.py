@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 import warpattn as wa
 from tests.drawn import drawn, in_turn
-from tests.sim.knocking import knocked_out, reviewed
+from tests.sim.knocking import AFTER, SHARED, knocked_out, reviewed
 from tests.sim.sm90.decode import built
 from tests.sim.sm90.mla import DIM_V, SCALE, Latent, tensors
 from tests.sim.sm90.prefill import error
@@ -159,7 +159,7 @@ def test_how_keys_are_split():
 
 # Operation, what stands in one of its lines of Python, why it can go.
 REDUNDANT = [
-    ("tcgen05.fence::after_thread_sync", "tcgen05.fence::after_thread_sync", "order of tensor memory: not modelled"),
+    (AFTER, "await_signal(ctx.bars.q, 0)", SHARED),
     ("ttng.fence_async_shared", "    fence_async_shared()\n", "for new barriers and TMA: not modelled"),
 ]
 reason = reviewed(REDUNDANT)

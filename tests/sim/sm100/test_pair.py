@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from tests.drawn import drawn, in_turn
 from tests.oracle import Inputs, check, poisoned
-from tests.sim.knocking import FRESH, knocked_out, reviewed
+from tests.sim.knocking import BEFORE, FRESH, SM100_FENCES, UNTOUCHED, knocked_out, reviewed
 from warpattn.errors import AttentionError
 from warpattn.kernels.sm100.config import SMEM_LIMIT
 from warpattn.kernels.sm100.prefill_2cta.config import pair_choice
@@ -129,10 +129,12 @@ def test_odd_lengths(seq_k):
 
 
 # Operation, what stands in one of its lines of Python, why it can go.
-ORDER = "it keeps the machine's own order of tensor-memory accesses, and the simulator keeps that of the program"
 REDUNDANT = [
-    ("tcgen05.fence::after_thread_sync", "tcgen05.fence::after_thread_sync", ORDER),
-    ("tcgen05.fence::before_thread_sync", "tcgen05.fence::before_thread_sync", ORDER),
+    *SM100_FENCES,
+    (BEFORE, "notify(ctx, ctx.bars.s_consumer.index(0))", UNTOUCHED),
+    (BEFORE, "notify(ctx, ctx.bars.s_consumer.index(2))", UNTOUCHED),
+    (BEFORE, "notify(ctx, ctx.bars.c_consumer.index(wg))", UNTOUCHED),
+    (BEFORE, "notify(ctx, ctx.bars.c_producer.index(wg)", UNTOUCHED),
     ("ttng.fence_async_shared", "    fence_async_shared()\n", "it makes new barriers visible to TMA: not modelled"),
     ("ttng.wait_barrier", "await_signal(ctx.bars.o_producer.index(wg), (n - 1) & 1)",
      "the commit of S also waits for the P·V before it, and the scale is sent after S has been read"),

@@ -155,6 +155,7 @@ class Machine(Run):
     ) -> Steps:
         """Split a program into roles, wait until all have ended, and return the default role's results."""
         roles = []
+        task.clock.synchronise()
         for block in partitions:
             role = Task(self, task.program, self._role(block, task), block.num_warps, task.clock.copy())
             frame: list[Any] = [None] * block.frame
@@ -172,6 +173,7 @@ class Machine(Run):
         task.role = name
         for role in roles:
             task.learn(role.clock)
+        task.clock.synchronise()
         return results
 
     def _role(self, block: Block, task: Task) -> str:

@@ -216,6 +216,7 @@ class Task:
         self._product_epoch += 1
         lane, epoch, clock = self._product_lane, self._product_epoch, self.clock.copy()
         clock.mark(lane, epoch)
+        clock.admit_own(self.lane)
         agent = Agent(engine, self.place(), clock, (lane, epoch), body)
         last, agent.cta = self._last_product, self.program.cta
         agent.after = None if last is None or last.done else last

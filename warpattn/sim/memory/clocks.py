@@ -1,8 +1,9 @@
 """Vector clocks: what each role knows to have happened.
 
 Every thread of control has a lane: a role of a program, the wgmma queue of a role, an asynchronous copy. A clock holds
-two epochs for each lane that it knows: what happened before, and which part of that the asynchronous proxy may see,
-because of a fence. An access (lane, epoch) happened before a clock that holds at least that epoch.
+four epochs for each lane that it knows: what happened before; which part of that the asynchronous proxy may see,
+because of a fence; and for tensor memory, which part a fence has ordered before a signal, and what of this a fence
+after the wait has let its role see. An access (lane, epoch) happened before a clock that holds at least that epoch.
 
 A copy takes a lane that is free *for its issuer*: the issuer knows that the lane's last copy is over. So lanes stay
 few, and none orders two copies that nothing else orders. A program's lanes are neighbours, and most programs learn
@@ -18,6 +19,9 @@ from types import MappingProxyType
 import numpy as np
 
 PRECEDING = 0  # the lane of the preceding launch, which any program may learn of
+SEEN, SIGNALLED, ADMITTED = 1, 2, 3  # rows of a clock: by the asynchronous proxy; by the fences of tensor memory
+_ROWS = 4
+_CARRIED = slice(ADMITTED)  # rows that a role passes on: a fence after a wait is for its own role only
 _STEP = 32
 _NEAR = 1024  # lanes in a clock's own arrays
 _FAR: Mapping[int, np.ndarray] = MappingProxyType({})
@@ -26,7 +30,8 @@ Blocks = Mapping[int, np.ndarray]  # number -> epochs of as many lanes; neither 
 
 
 class Clock:
-    """What is known of each lane: `rows` are [2, lanes] epochs from lane `first` on; of others `far` and `far_seen`."""
+    """What is known of each lane: `rows` are [4, lanes] epochs from lane `first` on; of others `far` and `far_seen`.
+    Roles that share tensor memory are near."""
 
     __slots__ = ("far", "far_seen", "first", "preceded", "rows")
 
@@ -52,8 +57,24 @@ class Clock:
 
     def fence(self) -> None:
         """Let the asynchronous proxy see everything that is known."""
-        self.rows[1] = self.rows[0]
+        self.rows[SEEN] = self.rows[0]
         self.far_seen = self.far
+
+    def signal(self, lane: int) -> None:
+        """Order what a lane of this program has done to tensor memory before its next arrival."""
+        self.rows[SIGNALLED, lane - self.first] = self.rows[0, lane - self.first]
+
+    def admit(self) -> None:
+        """Let the role see what others have ordered before arrivals that it has learned of."""
+        self.rows[ADMITTED] = self.rows[SIGNALLED]
+
+    def admit_own(self, lane: int) -> None:
+        """Let a product see what a lane of this program, its issuer, has done."""
+        self.rows[ADMITTED, lane - self.first] = self.rows[0, lane - self.first]
+
+    def synchronise(self) -> None:
+        """Signal and admit all that is known."""
+        self.rows[SIGNALLED:] = self.rows[0]
 
     def mark(self, lane: int, epoch: int, fenced: bool = True) -> None:
         """Learn of one epoch of a lane."""
@@ -66,7 +87,7 @@ class Clock:
                 self._join_row(lane, np.array([[epoch], [epoch if fenced else 0]], np.int32))
                 return
             at = lane - self.first
-        for row in self.rows[: 2 if fenced else 1]:
+        for row in self.rows[_CARRIED] if fenced else self.rows[:1]:
             if row[at] < epoch:
                 row[at] = epoch
 
@@ -75,19 +96,19 @@ class Clock:
         last = other.first + other.rows.shape[1]
         inside = other.first >= self.first and last <= self.first + self.rows.shape[1]
         if inside or self._cover(other.first, last):
-            part = self.rows[:, other.first - self.first : last - self.first]
-            np.maximum(part, other.rows, out=part)
+            part = self.rows[_CARRIED, other.first - self.first : last - self.first]
+            np.maximum(part, other.rows[_CARRIED], out=part)
         else:
-            self._join_row(other.first, other.rows)
+            self._join_row(other.first, other.rows[: SEEN + 1])
         self.far, self.far_seen = _both(self.far, other.far), _both(self.far_seen, other.far_seen)
         self.preceded |= other.preceded
 
     def knows(self, lane: int, epoch: int, row: int = 0) -> bool:
-        """Whether an epoch of a lane happened before (row 1: and a fence made it visible)."""
+        """Whether an epoch of a lane happened before (row SEEN, ADMITTED: and fences made it visible)."""
         at = lane - self.first
         if 0 <= at < self.rows.shape[1] and self.rows[row, at] >= epoch:
             return True
-        block = (self.far_seen if row else self.far).get(lane // _NEAR)
+        block = (self.far_seen if row == SEEN else self.far).get(lane // _NEAR)
         if block is not None and block[lane % _NEAR] >= epoch:
             return True
         return lane == PRECEDING and self.preceded
@@ -135,13 +156,13 @@ class Clock:
         last = max(self.first + self.rows.shape[1], first + -(-(high - first) // _STEP) * _STEP)
         if last - first > _NEAR:
             return False
-        rows = np.zeros((2, last - first), np.int32)
+        rows = np.zeros((_ROWS, last - first), np.int32)
         rows[:, self.first - first : self.first - first + self.rows.shape[1]] = self.rows
         self.first, self.rows = first, rows
         return True
 
     def _join_row(self, first: int, rows: np.ndarray) -> None:
-        """Learn epochs [2, lanes] of far lanes, from one on."""
+        """Learn two rows of epochs [2, lanes] of far lanes, from one on."""
         found: tuple[dict, dict] = ({}, {})
         for number in range(first // _NEAR, (first + rows.shape[1] - 1) // _NEAR + 1):
             low, high = max(first, number * _NEAR), min(first + rows.shape[1], (number + 1) * _NEAR)
@@ -177,7 +198,7 @@ class Lanes:
 
     def clock(self) -> Clock:
         """Make an empty clock for a program that is about to get its first lane."""
-        return Clock(self.count, np.zeros((2, _STEP), np.int32))
+        return Clock(self.count, np.zeros((_ROWS, _STEP), np.int32))
 
 
 class Pool:

@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import SimulationError
 from ..ir.formats import memory_dtype
 from ..ir.valuetypes import Type
-from .clocks import Clock
+from .clocks import SEEN, Clock
 from .findings import Finding, Findings, Kind, Place
 
 POISON = 0xFF  # a NaN in every float format, -1 as an integer
@@ -123,7 +123,7 @@ class SharedBuffer:
             if access.writes or old.writes:
                 if not ordered:
                     self._race(access, old)
-                elif old.writes and access.asynchronous and not old.asynchronous:
+                elif old.lane != access.lane:
                     self._fence(access, old, clock)
             covered = view is old.view or view.covers(old.view)
             if not (
@@ -157,7 +157,9 @@ class SharedBuffer:
         self.findings.add(self._conflict("Race", text, new, old))
 
     def _fence(self, new: Access, old: Access, clock: Clock) -> None:
-        if clock.knows(old.lane, old.epoch, row=1):
+        """Report that an access is ordered after an earlier one, but sees nothing of it for want of a fence."""
+        crosses = old.writes and new.asynchronous and not old.asynchronous
+        if not crosses or clock.knows(old.lane, old.epoch, SEEN):
             return
         text = (
             f"{new.place} reaches {self.named(new)} through the asynchronous proxy after {old.place} wrote it with "

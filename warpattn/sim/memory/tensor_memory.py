@@ -7,7 +7,8 @@
 A tile's rows and columns are mixed-radix digits, each with a step in bytes, so that every layout is one strided array:
 128 rows (one lane each) or 64 (16 lanes of every 32; the other half holds what lies beyond 64 rows or
 beyond blockN columns), packed elements or one per 32-bit column. Slices and re-interpretations are other digits on the
-same bytes. Accesses are recorded as for shared memory, but by lane and column; no proxy fence is needed here.
+same bytes. Accesses are recorded as for shared memory, but by lane and column. Fences are those of tcgen05, and only
+kernels that have any need them: Triton itself writes none.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from ..errors import SimulationError
 from ..ir.formats import memory_dtype
 from ..ir.module import Module
 from ..ir.valuetypes import Type, parse_type, split_top
-from .clocks import Clock
+from .clocks import ADMITTED, SIGNALLED, Clock
 from .findings import Findings
 from .shared import POISON, Access, Missing, SharedBuffer
 
 LANES, COLUMNS = 128, 512
 _SCALES = "tensor_memory_scales_encoding<>"
 _SCALE_ROWS, _SCALES_A_COLUMN = 32, 4
+_FENCE = "tcgen05.fence::"
 _PAIRED = "twoCTAs = true"  # a product of two CTAs: each has its 128 rows as without
 _HALF = 16  # lanes that a tile of 64 rows uses of every 32
 _GROUPS = LANES // _HALF
@@ -55,6 +57,12 @@ SCALES = Layout(_SCALE_ROWS, _SCALES_A_COLUMN, 1)
 def layouts(text: str) -> dict[str, str]:
     """Return a module's layouts of tensor memory by name."""
     return dict(_ENCODING.findall(text))
+
+
+@lru_cache(64)
+def has_fences(text: str) -> bool:
+    """Whether a module orders accesses of tensor memory by fences."""
+    return _FENCE in text
 
 
 def layout_of(kind: Type, names: dict[str, str]) -> Layout:
@@ -135,6 +143,7 @@ class TensorBuffer(SharedBuffer):
         self.written = np.zeros_like(self.data)
         self.records, self.views, self.fault = [], [], None
         self.barriers, self.rivals = {}, []
+        self.fences = has_fences(module.text)
 
     def view(self, kind: Type, start: int = 0) -> TensorView:
         """Return the tile of a type, from a byte of the first lane on."""
@@ -163,7 +172,16 @@ class TensorBuffer(SharedBuffer):
         super().write(access, clock, np.reshape(bits, digits), missing)
 
     def _fence(self, new: Access, old: Access, clock: Clock) -> None:
-        """Do nothing: all accesses of tensor memory go through one proxy."""
+        """A signal orders accesses between a fence before the arrival and one after the wait; a commit is the former,
+        too."""
+        if not self.fences or clock.knows(old.lane, old.epoch, ADMITTED):
+            return
+        if clock.knows(old.lane, old.epoch, SIGNALLED):
+            lacks = f"{new.place.role} has no tcgen05.fence::after_thread_sync behind its wait"
+        else:
+            lacks = f"{old.place.role} has no tcgen05.fence::before_thread_sync before its signal"
+        text = f"{new.place} reaches {new.view.extent} of {self.named(new)} after {old.place} did; {lacks}"
+        self.findings.add(self._conflict("MissingFence", text, new, old))
 
 
 class TensorView:

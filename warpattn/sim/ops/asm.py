@@ -217,13 +217,20 @@ def _warp_arrive(task: Any, match: re.Match[str], barrier: MemDesc, predicate: i
 
 
 @whole(
-    r"\{ \.reg \.pred e, p; setp\.ne\.b32 p, \$1, 0; tcgen05\.fence::before_thread_sync; bar\.warp\.sync 0xffffffff; "
-    r"elect\.sync _\|e, 0xffffffff; and\.pred e, e, p; @e mbarrier\.arrive\.release\.cta\.shared::cta\.b64 _, \[\$0\]; "
-    r"\}$"
+    r"\{ \.reg \.pred e, p; setp\.ne\.b32 p, \$1, 0; (tcgen05\.fence::before_thread_sync; )?"
+    r"bar\.warp\.sync 0xffffffff; elect\.sync _\|e, 0xffffffff; and\.pred e, e, p; "
+    r"@e mbarrier\.arrive\.release\.cta\.shared::cta\.b64 _, \[\$0\]; \}$"
 )
 def _warp_signal(task: Any, match: re.Match[str], barrier: MemDesc, predicate: int) -> Any:
-    """Do the same, ordered after the accesses of all lanes of the warp to shared and tensor memory."""
+    """Do the same, ordered after the accesses of all lanes of the warp to shared and, with the fence, tensor memory."""
+    if match[1]:
+        _signal(task)
     yield from _warp_arrive(task, match, barrier, predicate)
+
+
+def _signal(task: Any) -> None:
+    task.clock.signal(task.lane)
+    task.advance()
 
 
 @whole(r"mov\.u32 \$0, %ctaid\.([xyz]);$")
@@ -340,9 +347,13 @@ def _proxy_fence(task: Any, match: re.Match[str]) -> Any:
     yield
 
 
-@whole(r"tcgen05\.fence::(?:before|after)_thread_sync;$")
+@whole(r"tcgen05\.fence::(before|after)_thread_sync;$")
 def _tcgen05_fence(task: Any, match: re.Match[str]) -> Any:
-    """Do nothing: here tensor memory is always ordered against barriers."""
+    """Order accesses of tensor memory before the next arrival, or after the last wait."""
+    if match[1] == "before":
+        _signal(task)
+    else:
+        task.clock.admit()
     return None
     yield
 

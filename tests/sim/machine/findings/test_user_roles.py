@@ -122,6 +122,9 @@ FAULTS = [
     (two_accumulators, "no_full_wait", "UninitialisedRead", "largest_by_turns", "total += s.index"),
     (two_accumulators, "early_release", "Race", "scores_by_turns", "tcgen05_mma(q, k"),
     (two_accumulators, "count", "Deadlock", "largest_by_turns", "mbarrier.wait(s_full"),
+    (two_accumulators, "not_after_full", "MissingFence", "largest_by_turns", "total += s.index"),
+    (two_accumulators, "not_before_release", "MissingFence", "scores_by_turns", "tcgen05_mma(q, k"),
+    (two_accumulators, "not_after_empty", "MissingFence", "scores_by_turns", "tcgen05_mma(q, k"),
 ]  # fmt: skip
 
 
@@ -137,3 +140,19 @@ def test_faults_are_named(case):
     program, fault, kind, role, text = case
     report, _ = program(fault)
     assert any(matches(found, role, text, None) for found in report.of_kind(kind)), report
+
+
+def test_a_missing_fence_of_tensor_memory_says_whose():
+    for fault, said in (
+        ("not_after_full", "largest_by_turns has no tcgen05.fence::after_thread_sync behind its wait"),
+        ("not_before_release", "largest_by_turns has no tcgen05.fence::before_thread_sync before its signal"),
+        ("not_after_empty", "scores_by_turns has no tcgen05.fence::after_thread_sync behind its wait"),
+    ):
+        report, _ = two_accumulators(fault)
+        assert report.findings, fault
+        assert all(found.kind == "MissingFence" and said in found.message for found in report.findings), report
+
+
+def test_a_kernel_without_fences_of_tensor_memory_is_not_asked_for_them():
+    report, right = two_accumulators("no_fences", schedules="all")
+    assert report.clean and right

@@ -264,6 +264,21 @@ def lds_ring_kernel(x, out, steps, FAULT: gl.constexpr):
     cdna3.buffer_store(total, out, at)
 
 
+@gluon.constexpr_function
+def has_fence(fault, without):
+    return fault not in (without, "no_fences")
+
+
+@gluon.jit
+def fence(side: gl.constexpr, FAULT: gl.constexpr, without: gl.constexpr):
+    """A fence of tensor memory, `before` a signal or `after` a wait, but not with the fault `without`."""
+    if has_fence(FAULT, without):
+        if side == "before":
+            gl.inline_asm("tcgen05.fence::before_thread_sync;")
+        else:
+            gl.inline_asm("tcgen05.fence::after_thread_sync;")
+
+
 @gluon.jit
 def scores_by_turns(q_desc, k_desc, tiles, barriers, steps, FAULT: gl.constexpr):
     """S = Q·Kᵀ of each tile of K into two accumulators in turn."""
@@ -281,6 +296,7 @@ def scores_by_turns(q_desc, k_desc, tiles, barriers, steps, FAULT: gl.constexpr)
         mbarrier.wait(full.index(into), (i // 2) & 1)
         if FAULT != "no_acc_wait":
             mbarrier.wait(s_empty.index(into), ((i // 2) & 1) ^ (0 if FAULT == "acc_parity" else 1))
+        fence("after", FAULT, "not_after_empty")
         target: gl.constexpr = 0
         tcgen05_mma(q, k.index(into).permute((1, 0)), s.index(target if FAULT == "one_acc" else into), use_acc=False)
         if FAULT == "no_commit":
@@ -298,9 +314,11 @@ def largest_by_turns(out, s, s_full, s_empty, steps, FAULT: gl.constexpr):
         source = i % 2
         if FAULT != "no_full_wait":
             mbarrier.wait(s_full.index(source), (i // 2) & 1)
+        fence("after", FAULT, "not_after_full")
         if FAULT == "early_release":
             mbarrier.arrive(s_empty.index(source), count=1)
         total += s.index(0 if FAULT == "one_acc" else source).load(layout)
+        fence("before", FAULT, "not_before_release")
         if FAULT != "early_release":
             mbarrier.arrive(s_empty.index(source), count=1)
     gl.store(out + tile_places(layout), total)
