@@ -13,4 +13,5 @@ def autocast(x: Any) -> Any:
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dtype == torch.float64:
         return x
     kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+    inside = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # not for "meta"
+    return x.to(torch.get_autocast_dtype(kind)) if inside else x

@@ -28,7 +28,7 @@ _MOST = 16_000  # cycles shown if no end is given
 _LETTER = 6.6  # pixels of a letter in a bar
 _LEAST = 0.005  # share of the window from which an engine has a row
 _NAMES = 4  # operations that a bar names
-_THIN = 1.0  # pixels below which a bar cannot be seen
+_THIN = 3.0  # pixels below which a bar joins the one before it
 _HIDDEN = {"issue"}  # engines that say little in a picture
 
 

@@ -98,13 +98,13 @@ def load_scales(ctx, item, i, boxes):
 def find_rows(ctx, boxes, key):
     """(pages, rows in them) of keys of the tile with these `boxes`."""
     config: gl.constexpr = ctx.config
-    page = in_cache(ctx, boxes[0]) + key * 0
-    row = boxes[1] + key
+    page = in_cache(ctx, boxes[0].outer) + key * 0
+    row = boxes[0].row + key
     count: gl.constexpr = config.boxes
     for box in gl.static_range(1, count):
         here = key >= box * config.box
-        page = gl.where(here, in_cache(ctx, boxes[2 * box]), page)
-        row = gl.where(here, boxes[2 * box + 1] + key - box * config.box, row)
+        page = gl.where(here, in_cache(ctx, boxes[box].outer), page)
+        row = gl.where(here, boxes[box].row + key - box * config.box, row)
     return page.to(gl.int64), row.to(gl.int64)
 
 
