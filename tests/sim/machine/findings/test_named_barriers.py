@@ -47,7 +47,7 @@ def test_two_roles_that_vote_at_one_barrier_may_be_counted_together(schedule, se
 def test_a_vote_is_of_the_threads_of_its_role():
     report, _ = votes(threads=256)
     assert "for a vote of 256 threads; the role has 128" in report.of_kind("PhaseError")[0].message
-    assert "128 of 256 threads have arrived" in report.of_kind("Deadlock")[0].message, "nobody else arrives"
+    assert "128 of 256 threads have arrived" in report.of_kind("Deadlock")[0].message, "no other thread arrives"
     assert votes(second=13, threads=256)[0].of_kind("PhaseError"), "both roles take part"
 
 
