@@ -53,7 +53,7 @@ def get_batch_indices_positions(given: Given) -> tuple[Tensor, Tensor]:
         return (none := token.int().fill_(-1)), none.clone()
     beyond, request = request >= len(ends), request.clamp(max=len(ends) - 1)
     position = lengths[request] - ends[request] + token
-    return tuple(torch.where(beyond, -1, x).int() for x in (request, position))
+    return request.int().masked_fill(beyond, -1), position.int().masked_fill(beyond, -1)
 
 
 @drop_in(f"append_key: 3, append_value: 3, {LISTS}, paged_kv_cache, {PAGES}, kv_layout='NHD'", names=NAMES)
