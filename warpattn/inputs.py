@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
 
+from warpattn.recording import is_fake
+
 _PLAIN = (Tensor, torch.nn.Parameter)
-_TRACERS = "torch._subclasses."  # module of the tensor classes that torch.compile traces with
 _LONGEST = 120  # most characters of a value in a message
 
 
@@ -37,7 +38,7 @@ def tensor_fault(value: object) -> Fault | None:
     if value.is_nested:
         return Fault("is a nested tensor", "must be a dense (strided) tensor; Ragged takes sequences of any length")
     kind = type(value)
-    if kind not in _PLAIN and not kind.__module__.startswith(_TRACERS) and _has_own_meaning(kind):
+    if kind not in _PLAIN and not is_fake(value) and _has_own_meaning(kind):
         return Fault(f"is a {kind.__name__}", "must be a plain torch.Tensor; what this subclass means is not known")
     if value.layout != torch.strided:
         return Fault(f"has layout {value.layout}", "must be a dense (strided) tensor")
@@ -92,7 +93,7 @@ def number(value: object) -> int | float | None:
 
 def _only_element(x: Any) -> object:
     """Return the element of a 0-d tensor or array; None if it has none, torch traces, or it requires a gradient."""
-    traced = torch.compiler.is_compiling() or type(x).__module__.startswith(_TRACERS)
+    traced = torch.compiler.is_compiling() or is_fake(x)
     if isinstance(x, Tensor) and (traced or not is_tensor(x) or x.ndim):
         return None
     return None if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled() else x.item()

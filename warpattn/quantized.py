@@ -22,6 +22,7 @@ from torch import Tensor
 
 from warpattn.errors import Rules
 from warpattn.inputs import is_tensor, kind_of, tensor_fault, without_autocast
+from warpattn.recording import is_recorded
 
 __all__ = ["EIGHT_BIT", "GRANULARITIES", "ROW_BLOCKS", "Hadamard", "Quantized", "check_quantize", "check_scale",
            "check_scale_values", "check_transposed", "dequantized", "granularity", "quantize", "result_dtype",
@@ -88,15 +89,10 @@ def _check_columns(rules: Rules, name: str, x: Tensor, *axes: str) -> bool:
 def _hadamard_matrix(size: int, device: torch.device) -> Tensor:
     """Return the orthogonal Hadamard matrix, fp32 (size, size), of a power of two; cached except in compiled graphs,
     dispatch modes and captures, which own their memory."""
-    if _is_recorded() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+    if is_recorded() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
         return _make_hadamard_matrix(size, device)
     with torch.inference_mode(False):
         return _kept_hadamard_matrix(size, device)
-
-
-def _is_recorded() -> bool:
-    """Whether torch records operations, on tensors that may have no values."""
-    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _make_hadamard_matrix(size: int, device: torch.device) -> Tensor:
@@ -174,7 +170,7 @@ def check_quantize(
     rules.done()
     if scale is not None:
         fine = check_scale(rules, "scale", scale, "x", x.shape, of_rows=x.ndim >= 4)
-        if fine and scale.device.type == "cpu" and not _is_recorded():
+        if fine and scale.device.type == "cpu" and not is_recorded():
             check_scale_values(rules, "scale", scale)
     if not isinstance(transposed, bool):
         rules.flag("transposed", transposed)

@@ -19,13 +19,14 @@ from tests.repo.rules import parsed
 
 ROOT = "warpattn"
 
-VALUES = {"inputs", "side_by_side", "errors", "language", "scores", "quantized", "sequences", "masks"}
+VALUES = {"recording", "inputs", "side_by_side", "errors", "language", "scores", "quantized", "sequences", "masks"}
 HOST = VALUES | {"problem"}
 PIECES = {"kernels.topology", "kernels.pieces"}
 NVIDIA = HOST | PIECES | {"kernels.nvidia"}
 
 ALLOWED: dict[str, set[str]] = {
-    "inputs": set(),
+    "recording": set(),
+    "inputs": {"recording"},
     "side_by_side": set(),
     "errors": {"inputs"},
     "machine_code": set(),
@@ -40,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "sim.host": {"sim", "sim.errors", "sim.memory", "sim.machine"},
     "language": {"inputs", "errors"},
     "scores": {"inputs", "errors", "language"},
-    "quantized": {"inputs", "errors"},
+    "quantized": {"recording", "inputs", "errors"},
     "sequences": {"inputs", "errors", "quantized"},
     "masks": {"inputs", "errors", "language", "scores"},
     "reference": VALUES,

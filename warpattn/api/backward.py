@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from warpattn.api.dense import DENSE, with_backend
+from warpattn.api.dense import with_backend
+from warpattn.api.otherwise import DENSE
 from warpattn.errors import AttentionError
 from warpattn.masks import Mask
 from warpattn.problem import Call

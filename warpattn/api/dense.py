@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from warpattn.api.otherwise import DENSE, attend_otherwise
 from warpattn.masks import Mask
 from warpattn.problem import Call, CheckedCall
 from warpattn.problem.backends import Backend
@@ -14,8 +15,6 @@ from warpattn.runtime.training.autograd import train
 from warpattn.scores import Score
 from warpattn.sequences import Dense
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery, parted
-
-DENSE = Dense()
 
 
 def attention(
@@ -50,23 +49,14 @@ def attention(
 
 
 def attend_call(call: Call, backend: str | Backend) -> Tensor | tuple[Tensor, Tensor]:
-    """Return the result of a call, by the path for DTensors, for torch.compile, for gradients, or the ordinary one."""
-    if type(call.q) is not Tensor and _is_distributed(call):
-        from warpattn.distributed import tensors  # imports torch.distributed
-
-        return tensors.attend(call, backend)
+    """Return the result of a call, by the path for DTensors, for recorded calls, for gradients, or the ordinary one."""
     with_backend(call, backend)
-    if torch.compiler.is_compiling():
-        from warpattn.runtime.torch_op import tracing  # imports torch._dynamo
-
-        return tracing.attend(call)
+    if torch.compiler.is_compiling() or type(call.q) is not Tensor or torch._C._len_torch_dispatch_stack():
+        result = attend_otherwise(call, backend)
+        if result is not None:
+            return result
     result = attend(call)
     return train(call, result) if isinstance(result, CheckedCall) else result
-
-
-def _is_distributed(call: Call) -> bool:
-    """Whether the queries of a dense call are a DTensor."""
-    return type(call.q).__module__ == "torch.distributed.tensor" and call.sequence is DENSE
 
 
 def with_backend(call: Call, backend: str | Backend) -> Call:

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from warpattn.recording import is_fake
+
 COPIED_KEYS = 128  # keys of a page of copies (kernels/sm90/copies); larger pages need none
 COPIED_BYTES = 512 * 2**20  # most memory of the copies of a call; also the workspace that engines give their plans
 EFFORT: Any = 100_000  # steps that NumPy may take; beyond them two tensors count as overlapping
@@ -41,7 +43,9 @@ def apart(written: tuple[int, int], starts: Sequence[int], sizes: Sequence[int])
 
 
 def has_memory(x: Tensor) -> bool:
-    """Whether a tensor has an address in memory; traced and transformed ones, and those on "meta", have none."""
+    """Whether a tensor has an address in memory; traced, fake and transformed ones, and those on "meta", have none."""
+    if type(x) is not Tensor and is_fake(x):
+        return False
     try:
         x.data_ptr()
     except RuntimeError:

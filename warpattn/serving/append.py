@@ -11,6 +11,7 @@ from torch import Tensor
 
 from warpattn.errors import Rules, many
 from warpattn.kernels.cache.launch import NewRows, append_launches
+from warpattn.recording import is_recorded
 from warpattn.runtime.repeated_calls import RepeatedCalls
 from warpattn.sequences import PagedKV
 from warpattn.serving.new_tokens import check_angles, check_heads, check_memory, check_places, rotated
@@ -54,7 +55,7 @@ def append_paged(
     all positions (other tokens are not written), and that every new token has its own place: if two have the same one,
     its content is undefined. Raises AttentionError listing every broken rule.
     """
-    if torch.compiler.is_compiling():
+    if is_recorded():
         cache, scales = (k_pages, v_pages, block_table, lengths), {"k_scale": k_scale, "v_scale": v_scale}
         _operator(*cache, k_new, v_new, cos=cos, sin=sin, interleaved=interleaved, **scales)
         return

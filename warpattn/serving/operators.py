@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError
+from warpattn.recording import is_recorded
 
 WITHOUT = "call it under torch.no_grad()"
 WRITTEN = ("k_pages", "v_pages", "k_scale", "v_scale")
@@ -47,7 +48,12 @@ def operator_of(function: Callable[..., None]) -> Any:
 
 
 def break_graph() -> None:
-    """End the graph that torch.compile traces; with fullgraph=True torch raises an error with this sentence."""
-    if torch.compiler.is_compiling():
-        rule = "call it outside of the graph, or attention_paged or attention_varlen in it"
-        torch._dynamo.graph_break(msg=f"a plan writes addresses, which a graph cannot hold; {rule}")
+    """End the graph that torch.compile traces; with fullgraph=True torch raises an error with this sentence, and we do
+    where torch records otherwise."""
+    if not is_recorded():
+        return
+    rule = "call it outside of the graph, or attention_paged or attention_varlen in it"
+    why = f"a plan writes addresses, which a graph cannot hold; {rule}"
+    if not torch.compiler.is_compiling():
+        raise AttentionError(why)
+    torch._dynamo.graph_break(msg=why)

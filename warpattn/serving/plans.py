@@ -109,20 +109,20 @@ class ServingPlan:
         raise AttentionError(f"a {name} is copied or pickled; it holds addresses of its own memory: make another one")
 
     def __init__(self, call: Call, options: PlanOptions = DEFAULT_OPTIONS, read_values: bool = True) -> None:
+        break_graph()
         checked = validate(call, read_values)
         _check_gradients(named_inputs(call, captured(checked)))
-        self._tail: dict[str, Any] = {
-            "mask": call.mask, "score": call.score, "sinks": call.sinks, "scale": checked.scale,
-        }  # fmt: skip
-        q = call.q
-        self._tail["dtype"] = exact = torch.float64 if q.dtype == torch.float64 else torch.float32
+        q, sinks = call.q, call.sinks
+        exact = torch.float64 if q.dtype == torch.float64 else torch.float32
+        self._tail: dict[str, Any] = {"mask": call.mask, "score": call.score, "sinks": sinks, "scale": checked.scale}
+        self._tail["dtype"] = exact
         with outside_captures(q.device):
             self.out = q.new_empty((*q.shape[:-1], checked.problem.dim_v), dtype=checked.problem.dtype)
             self.lse = q.new_empty(checked.lse_shape, dtype=exact) if call.return_lse else None
         self._values = captured_values(captured(checked))  # the plan keeps the tensors, so addresses stay valid
-        held = (self.lse, call.sinks, options.workspace)
+        held = (self.lse, sinks, options.workspace)
         self._lse_at, self._sinks_at, self._workspace_at = [0 if x is None else x.data_ptr() for x in held]
-        self._like_sinks = None if call.sinks is None else _like(call.sinks)
+        self._like_sinks = None if sinks is None else _like(sinks)
         self._latent = is_latent(checked.problem)  # then v is a view of k
         operands, indices = call.sequence.operands(q, call.k, call.v), call.sequence.indices()
         rows_vary = isinstance(call.sequence, Ragged | PagedRagged)
@@ -131,7 +131,7 @@ class ServingPlan:
         every = (*operands.values(), *indices.values())
         self._floats = tuple([at for at, x in enumerate(every) if x.is_floating_point()])
         self._workspace = options.workspace
-        read = (*operands.values(), call.sinks, call.sequence.q_rope, self._workspace)
+        read = (*operands.values(), sinks, call.sequence.q_rope, self._workspace)
         self._written, self._read = extent(self.out), tuple([0 if x is None else extent(x) for x in read])
         self._like = (
             *(_like(x, rows_vary and (x is q or not over_pages)) for x in operands.values()),

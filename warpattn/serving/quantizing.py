@@ -12,6 +12,7 @@ from warpattn.problem.backends import LIMITS, chip_of
 from warpattn.problem.rules import is_differentiated
 from warpattn.quantized import ROW_BLOCKS, Hadamard, Quantized, check_quantize, granularity, transposed_shape
 from warpattn.quantized import quantize as with_torch
+from warpattn.recording import is_recorded
 from warpattn.runtime.repeated_calls import RepeatedCalls
 
 _calls = RepeatedCalls("quantize", rows=2)
@@ -97,7 +98,7 @@ def _with_rank(x: Tensor, rank: int) -> Tensor:
 
 def _has_kernels(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> bool:
     """Whether kernels can quantise a checked tensor."""
-    if torch.compiler.is_compiling() or type(x) is not Tensor or not x.is_cuda or x.numel() == 0:
+    if is_recorded() or type(x) is not Tensor or not x.is_cuda or x.numel() == 0:
         return False
     if is_differentiated([x]):
         return False

@@ -11,6 +11,7 @@ from torch import Tensor
 from warpattn.errors import Rules, many
 from warpattn.kernels.cache.launch import NewRows, slot_launches
 from warpattn.problem.operands import MAX_INDEX
+from warpattn.recording import is_recorded
 from warpattn.runtime.repeated_calls import RepeatedCalls
 from warpattn.serving.new_tokens import check_angles, check_heads, check_memory, check_places, rotated
 from warpattn.serving.operators import operator_of
@@ -55,7 +56,7 @@ def append_slots(
     On a card nothing is read back, so a captured graph serves other slots, too: tokens whose slot is not in the cache
     are not written, and the caller promises valid positions. Raises AttentionError listing every broken rule.
     """
-    if torch.compiler.is_compiling():
+    if is_recorded():
         rotation = {"positions": positions, "cos": cos, "sin": sin, "interleaved": interleaved}
         _operator(k, v, k_pages, v_pages, slot_mapping, **rotation, k_scale=k_scale, v_scale=v_scale)
         return

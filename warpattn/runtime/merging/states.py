@@ -19,6 +19,7 @@ from warpattn.problem.backends import USE_REFERENCE, Backend
 from warpattn.problem.memory import overlap, overlaps_itself, overwrite
 from warpattn.problem.operands import ALIGNMENT
 from warpattn.problem.rules import choose_backend, is_differentiated
+from warpattn.recording import is_fake, is_recorded
 from warpattn.runtime.repeated_calls import RepeatedCalls
 
 AXES = {4: ("batch", "seq", "heads", "head_dim"), 3: ("total", "heads", "head_dim")}
@@ -43,7 +44,7 @@ def merge_states(
 
     `out` receives the merged output and must share no memory with the inputs. backend: as for `attention`; "auto" runs
     torch's operations on the CPU, for fp64 and where gradients flow, and one launch on cards with kernels. Graphs of
-    torch.compile always run torch's operations, so there it must be "auto" or "reference".
+    torch.compile and `make_fx` hold only torch's operations, so there it must be "auto" or "reference".
 
     Returns (out, lse) in the shapes and dtypes given. Raises AttentionError listing every broken rule.
     """
@@ -187,12 +188,14 @@ def _check_out(rules: Rules, like: Tensor, named: list[tuple[str, Tensor]], out:
 def _backend(rules: Rules, backend: str, like: Tensor, differentiated: bool) -> str | None:
     """Return the backend to run, "reference" for torch operations."""
     with_torch = differentiated or (isinstance(like, Tensor) and like.dtype not in KERNEL_DTYPES)
-    if isinstance(backend, str) and backend == "auto" and with_torch:
+    recorded = is_recorded() or is_fake(like)
+    if isinstance(backend, str) and backend == "auto" and (with_torch or recorded):
         return "reference"
     chosen = choose_backend(rules, backend, like, "out_a")
     if chosen != "reference":
         what = f"backend is {kind_of(backend)}"
         rules.require(not differentiated, what, f"its merge has no backward; {USE_REFERENCE}")
+        rules.require(not recorded, what, f"torch records operations and would miss its launch; {USE_REFERENCE}")
         what = f"out_a has dtype {getattr(like, 'dtype', None)}"
         rules.require(not with_torch or differentiated, what, f"kernels merge fp16, bf16 and fp32; {USE_REFERENCE}")
     return chosen

@@ -30,6 +30,18 @@ from warpattn.runtime.training.gradients import Along, Saved, Wanted, checked_ba
 from warpattn.runtime.training.recomputed import laid_like, recomputed
 
 
+def attend(call: Call) -> Result:
+    """Run a call through its operator, which torch's dispatch modes see: `make_fx`, fake tensors, checkpointing."""
+    return returned(call, *record(call))
+
+
+def returned(call: Call, out: Tensor, lse: Tensor) -> Result:
+    """What a call returns, of its operator's results."""
+    if call.out is not None:
+        out = call.out.copy_(out)
+    return (out, lse) if call.return_lse else out
+
+
 def record(call: Call) -> tuple[Tensor, Tensor]:
     """Run a call through its operator; return out and lse, an empty one if none is needed. Values are not checked."""
     q, k, v, sinks = call.q, call.k, call.v, call.sinks

@@ -29,10 +29,7 @@ from warpattn.sequences.latent import LatentPages
 def attend(call: Call) -> Result:
     """Record a call as an operator of the graph that is being traced; values of lengths and tables are not checked."""
     _learn_kinds()
-    result, lse = _record(call)
-    if call.out is not None:
-        result = call.out.copy_(result)
-    return (result, lse) if call.return_lse else result
+    return operators.returned(call, *_record(call))
 
 
 _record = torch._dynamo.nonstrict_trace(operators.record)

@@ -3,7 +3,7 @@
     train ─┬▶ _Attention.forward    execute.attend, with the LSE; saves q, k, v, out, lse, sinks, captured tensors
            └▶ _Attention.backward   take_gradients: dq, dk, dv, dsinks, gradients of captured tensors
 
-Under torch's dispatch modes (selective checkpointing, fake tensors, `make_fx`), the call runs as the operator
+Under torch's dispatch modes, such as that of selective checkpointing, the call runs as the operator
 `warpattn::attention` instead, which has the same gradients.
 """
 
@@ -41,10 +41,9 @@ def train(call: Call, checked: CheckedCall) -> Result:
     if torch._C._len_torch_dispatch_stack():
         from warpattn.runtime.torch_op import operators  # registers them, which takes milliseconds
 
-        out, lse = operators.record(call)
-    else:
-        captured = () if checked.score is None else checked.score.tensors
-        out, lse = _Attention.apply(call, checked, call.q, call.k, call.v, call.sinks, *captured)
+        return operators.attend(call)
+    captured = () if checked.score is None else checked.score.tensors
+    out, lse = _Attention.apply(call, checked, call.q, call.k, call.v, call.sinks, *captured)
     return (out, lse) if call.return_lse else out
 
 

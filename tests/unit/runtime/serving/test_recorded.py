@@ -1,0 +1,106 @@
+"""Calls that torch records, or makes of tensors without values: graphs of `make_fx` repeat them on other tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
+
+import warpattn as wa
+from tests.unit.runtime.card import make_card, normal, written  # noqa: F401 (a fixture)
+
+PAGES = torch.randn(9, 16, 2, 64), torch.randn(9, 16, 2, 64)
+TABLE, LENGTHS = torch.tensor([[1, 2], [3, 4]], dtype=torch.int32), torch.tensor([20, 30], dtype=torch.int32)
+CU = torch.tensor([0, 4, 6], dtype=torch.int32)
+Q, NEW = torch.randn(2, 3, 8, 64), torch.randn(2, 1, 2, 64)
+
+
+def append(k: Tensor, v: Tensor, new: Tensor) -> Tensor:
+    wa.append_paged(k, v, TABLE.clone(), LENGTHS.clone(), new, new)
+    return k + v
+
+
+def append_to_slots(k: Tensor, v: Tensor, new: Tensor) -> Tensor:
+    wa.append_slots(new[:, 0], new[:, 0], k, v, torch.tensor([5, -1]))
+    return k + v
+
+
+def attend_to_pages(q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Tensor) -> Any:
+    return wa.attention_paged(q, wa.PagedKV(k, v, table, lengths), mask=wa.Causal())
+
+
+def merge(out: Tensor, lse: Tensor) -> Any:
+    return wa.merge_states(out, lse, out * 2, lse + 1)
+
+
+CALLS: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "dense": (lambda q, k, v: wa.attention(q, k, v, mask=wa.Causal(), return_lse=True), (Q, NEW, NEW)),
+    "out": (lambda q, out: wa.attention(q, q[:, :, :2], q[:, :, :2], out=out), (Q, torch.empty_like(Q))),
+    "ragged": (lambda q, cu: wa.attention_varlen(q, q[:, :2], q[:, :2], wa.Ragged(cu)), (torch.randn(6, 8, 64), CU)),
+    "paged": (attend_to_pages, (Q, *PAGES, TABLE, LENGTHS)),
+    "append": (append, (*PAGES, NEW)),
+    "slots": (append_to_slots, (*PAGES, NEW)),
+    "merge": (merge, (Q, torch.randn(2, 8, 3))),
+    "quantize": (lambda q: wa.quantize(q).values.float(), (Q,)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_graph_repeats_a_call_on_other_tensors(name: str) -> None:
+    call, tensors = CALLS[name]
+    graph = make_fx(call)(*[x.clone() for x in tensors])
+    others = [x * 1.5 if x.is_floating_point() else x for x in tensors]
+    expected = call(*[x.clone() for x in others])
+    torch.testing.assert_close(graph(*others), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_tensors_without_values(name: str) -> None:
+    call, tensors = CALLS[name]
+    expected = call(*[x.clone() for x in tensors])
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        found = call(*[fake.from_tensor(x) for x in tensors])
+    for mine, truth in zip(*[x if isinstance(x, tuple) else (x,) for x in (found, expected)], strict=True):
+        assert mine.shape == truth.shape and mine.dtype == truth.dtype
+
+
+def test_gradients_without_values() -> None:
+    with FakeTensorMode() as fake:
+        q, k, v = (fake.from_tensor(x).requires_grad_() for x in (Q, NEW, NEW))
+        found = torch.autograd.grad(wa.attention(q, k, v).sum(), (q, k, v))
+    assert wa.attention(q, k, v).shape == Q.shape  # fake tensors bring their mode along
+    assert [x.shape for x in found] == [Q.shape, NEW.shape, NEW.shape]
+
+
+def test_a_repeated_call_on_a_card_is_recorded(card: Any) -> None:
+    q, k, v = (normal() for _ in range(3))
+    wa.attention(q, k, v)
+    graph = make_fx(lambda q, k, v: wa.attention(q, k, v))(q, k, v)
+    card.launches.clear()
+    assert written(graph(q, k, v)) and len(card.launches) == 1
+
+
+def test_a_merge_is_recorded_as_operations_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph has no launch, so where kernels merge a call that says so is refused."""
+    out, lse = Q.half(), torch.randn(2, 8, 3)
+    graph = make_fx(merge)(out, lse)
+    torch.testing.assert_close(graph(out, lse), tuple(merge(out, lse)))
+    with pytest.raises(wa.AttentionError, match="torch records operations and would miss its launch"):
+        make_fx(lambda out, lse: wa.merge_states(out, lse, backend="simulate:sm90"))(out, lse)
+
+
+def test_a_plan_is_refused() -> None:
+    with FakeTensorMode() as fake, pytest.raises(wa.AttentionError, match="a plan writes addresses"):
+        wa.DecodePlan(fake.from_tensor(Q), wa.PagedKV(*map(fake.from_tensor, (*PAGES, TABLE, LENGTHS))))
+
+
+def test_a_mode_that_only_looks_on_sees_the_reference() -> None:
+    with FlopCounterMode(display=False) as counter:
+        wa.attention(Q, Q[:, :, :2], Q[:, :, :2])
+    assert counter.get_total_flops() == 2 * 2 * 2 * 8 * 3 * 3 * 64
