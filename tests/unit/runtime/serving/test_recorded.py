@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +72,25 @@ def test_tensors_without_values(name: str) -> None:
         found = call(*[fake.from_tensor(x) for x in tensors])
     for mine, truth in zip(*[x if isinstance(x, tuple) else (x,) for x in (found, expected)], strict=True):
         assert mine.shape == truth.shape and mine.dtype == truth.dtype
+
+
+@pytest.mark.full
+def test_a_saved_program_runs_in_another_process(tmp_path: Path) -> None:
+    """That has registered the operator, which importing the package does not."""
+
+    class Model(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Any:
+            return wa.attention(q, k, v, mask=wa.Causal())
+
+    torch.export.save(torch.export.export(Model(), (Q, NEW, NEW)), tmp_path / "model.pt2")
+    torch.save((Q, NEW, NEW, Model()(Q, NEW, NEW)), tmp_path / "tensors.pt")
+    code = """import torch, warpattn.runtime.torch_op.operators
+*tensors, expected = torch.load("tensors.pt")
+torch.testing.assert_close(torch.export.load("model.pt2").module()(*tensors), expected, rtol=0, atol=0)"""
+    path = {**os.environ, "PYTHONPATH": str(Path(wa.__file__).parents[1])}
+    call = [sys.executable, "-c", code]
+    done = subprocess.run(call, cwd=tmp_path, env=path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_gradients_without_values() -> None:
