@@ -34,12 +34,13 @@ def tensor_fault(value: object) -> Fault | None:
     if not isinstance(value, Tensor):
         rule = "must be a torch.Tensor"
         made = " (torch.from_numpy makes one)" if type(value).__module__ == "numpy" else ""
-        return Fault(f"is a {type(value).__name__}", rule + made)
+        return Fault(f"is {of_type(value)}", rule + made)
     if value.is_nested:
         return Fault("is a nested tensor", "must be a dense (strided) tensor; Ragged takes sequences of any length")
     kind = type(value)
     if kind not in _PLAIN and not is_fake(value) and _has_own_meaning(kind):
-        return Fault(f"is a {kind.__name__}", "must be a plain torch.Tensor; what this subclass means is not known")
+        rule = "must be a plain torch.Tensor; what this subclass means is not known"
+        return Fault(f"is {with_article(kind.__name__)}", rule)
     if value.layout != torch.strided:
         return Fault(f"has layout {value.layout}", "must be a dense (strided) tensor")
     if value.device.type == "meta":
@@ -106,17 +107,27 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(device.type, enabled=False) if region else nullcontext()
 
 
+def with_article(noun: str) -> str:
+    """Say "an int", "a list"."""
+    return f"a{'n' * (noun[:1] in tuple('AEIOaeio'))} {noun}"
+
+
+def of_type(value: object) -> str:
+    """Describe a value by its type in an error message: "an int", "a list"; None by its name."""
+    return "None" if value is None else with_article(type(value).__name__)
+
+
 def kind_of(value: Any) -> str:
     """Describe a value in an error message: tensors and arrays by dtype and shape, others by repr, cut if long."""
     if isinstance(value, Tensor):
         if is_tensor(value) or (fault := tensor_fault(value)) is None:
             more = " that requires a gradient" * (value.requires_grad and not value.ndim and torch.is_grad_enabled())
             return f"a {value.dtype} tensor of shape {tuple(value.shape)}{more}"
-        return fault.what[3:] if fault.what.startswith("is a ") else f"a tensor that {fault.what}"
+        return fault.what[3:] if fault.what.startswith(("is a ", "is an ")) else f"a tensor that {fault.what}"
     if type(value).__module__ == "numpy" and hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"a NumPy array of shape {value.shape}" if value.shape else repr(value)
     try:
-        text = f"a {type(value).__name__}" if torch.compiler.is_dynamo_compiling() else " ".join(repr(value).split())
+        text = of_type(value) if torch.compiler.is_dynamo_compiling() else " ".join(repr(value).split())
     except Exception:  # an int with too many digits to print, an object that cannot print itself
-        return f"a {type(value).__name__}"
+        return of_type(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError
-from warpattn.inputs import is_tensor, kind_of, number
+from warpattn.inputs import is_tensor, kind_of, number, of_type
 from warpattn.language.derivative import Derivative, differentiate
 from warpattn.language.expr import (
     Expr,
@@ -66,7 +66,7 @@ class Score(Traced):
         q counts in key positions (the last query sits at the last key). `lens` are the lengths of the sequence; None
         means that it has as many queries as keys.
         """
-        what = f"score is a {type(self).__name__} without apply"
+        what = f"score is {of_type(self)} without apply"
         raise AttentionError(f"{what}; a score must define apply(s, b, h, q, k, lens)")
 
     def __or__(self, other: Score) -> Chain:

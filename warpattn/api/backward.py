@@ -7,6 +7,7 @@ from torch import Tensor
 from warpattn.api.dense import with_backend
 from warpattn.api.otherwise import DENSE
 from warpattn.errors import AttentionError
+from warpattn.inputs import of_type
 from warpattn.masks import Mask
 from warpattn.problem import Call
 from warpattn.problem.backends import Backend
@@ -37,7 +38,7 @@ def attention_backward(
     contribute. torch's autograd does not need this function. Raises AttentionError listing every broken rule.
     """
     if seq is not None and not isinstance(seq, Ragged):
-        raise AttentionError(f"seq is a {type(seq).__name__}; seq must be None or a warpattn Ragged(cu_q)")
+        raise AttentionError(f"seq is {of_type(seq)}; seq must be None or a warpattn Ragged(cu_q)")
     call = Call(q, k, v, DENSE if seq is None else seq, mask, score, None, scale, True)
     dq, dk, dv = differentiate(with_backend(call, backend), Saved(q, k, v, out, lse, None), Along(dout, None))
     return dq, dk, dv

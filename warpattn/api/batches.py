@@ -7,6 +7,7 @@ from torch import Tensor
 
 from warpattn.api.dense import attend_call, with_backend
 from warpattn.errors import AttentionError
+from warpattn.inputs import of_type
 from warpattn.masks import Mask
 from warpattn.problem import Call
 from warpattn.problem.backends import Backend
@@ -74,9 +75,9 @@ def attention_paged(
     """
     if not isinstance(kv, PagedKV):
         rule = "kv must be a warpattn PagedKV(k_pages, v_pages, block_table, lengths)"
-        raise AttentionError(f"kv is a {type(kv).__name__}; {rule}")
+        raise AttentionError(f"kv is {of_type(kv)}; {rule}")
     if seq is not None and not isinstance(seq, Ragged):
-        raise AttentionError(f"seq is a {type(seq).__name__}; seq must be None or a warpattn Ragged(cu_q)")
+        raise AttentionError(f"seq is {of_type(seq)}; seq must be None or a warpattn Ragged(cu_q)")
     if isinstance(q, WITH_PARTS):
         q, q_fields = parted(q)
         check_once("kv", kv, q_fields)

@@ -46,7 +46,7 @@ def run(
     mask: Annotated[str, typer.Option(help=spelling.MASK_HELP)] = "full",
     score: Annotated[str, typer.Option(help=spelling.SCORE_HELP)] = "",
     dtype: Annotated[
-        str | None, typer.Option(help=f"{spelling.DTYPE_HELP}, or fp8; without: the file's, or fp32 (card: bf16)")
+        str | None, typer.Option(help=f"{spelling.RUN_DTYPE_HELP}; without: the file's, or fp32 (card: bf16)")
     ] = None,
     kv_dtype: Annotated[str, typer.Option(help=f"8-bit keys and values: {spelling.STORED_HELP}")] = "",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
@@ -67,7 +67,8 @@ def run(
     products, shown = dtype is not None and dtype in spelling.STORED, dtype
     if products:
         kv_dtype, dtype = str(dtype), "bf16"
-    kind = spelling.dtype(dtype) if dtype is not None else None if file else spelling.dtype(default)
+    chosen = dtype if file or dtype is not None else default
+    kind = None if chosen is None else spelling.dtype(chosen, spelling.RUN_DTYPE_HELP)
     made, size, start = spelling.mask(mask), spelling.shape(SHAPE if shape is None else shape), spelling.seed(seed or 0)
     stored = spelling.stored(kv_dtype)
     loaded = tensors.load(file) if file else tensors.random(size, start)

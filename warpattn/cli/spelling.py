@@ -51,6 +51,7 @@ SCALES_HELP = "tensor, head, token, 64 or 128 (columns), or none"
 OPERANDS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 OPERAND_HELP = "fp16 or bf16, or fp8 for q, k and v in e4m3"
 DTYPE_HELP = "fp16, bf16, fp32 or fp64"
+RUN_DTYPE_HELP = f"{DTYPE_HELP}, or fp8"
 BACKWARD_HELP = "The kernels that compute the gradients of q, k and v, instead of the forward's"
 
 
@@ -134,10 +135,10 @@ def score(text: str, heads: int) -> Score | None:
     return functools.reduce(operator.or_, _parts("score", text, kinds, SCORE_HELP)) if text else None
 
 
-def dtype(text: str) -> torch.dtype:
-    """Parse a dtype."""
+def dtype(text: str, known: str = DTYPE_HELP) -> torch.dtype:
+    """Parse a dtype; `known` says what to write."""
     if text not in DTYPES:
-        raise AttentionError(f"dtype is {text!r}; write {DTYPE_HELP}")
+        raise AttentionError(f"dtype is {text!r}; write {known}")
     return DTYPES[text]
 
 
@@ -230,5 +231,5 @@ def _parts(what: str, text: str, kinds: dict[str, Callable[[str], Any]], usage: 
             parts.append(kinds[name](value))
         except (KeyError, ValueError) as error:
             reason = f" ({error})" if isinstance(error, ValueError) and value and name in kinds else ""
-            raise AttentionError(f"{what} is {part!r}; write {usage}{reason}") from None
+            raise AttentionError(f"{what} is {part or text!r}; write {usage}{reason}") from None
     return parts

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from warpattn.distributed.ranks import Ranks
 from warpattn.errors import AttentionError
-from warpattn.inputs import kind_of, number
+from warpattn.inputs import kind_of, number, of_type
 from warpattn.language.traced import Traced
 
 AT_MOST = 4096
@@ -80,7 +80,7 @@ def _broken(check: Callable[[], object]) -> tuple[tuple[str, ...], Exception | N
     except AttentionError as error:
         return error.reasons, None
     except Exception as error:
-        return (f"rank {dist.get_rank()} ended in a {type(error).__name__}; its own message says more",), error
+        return (f"rank {dist.get_rank()} ended in {of_type(error)}; its own message says more",), error
     return (), None
 
 

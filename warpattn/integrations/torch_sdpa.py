@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from warpattn.api import attention, attention_varlen
 from warpattn.errors import AttentionError, many
-from warpattn.inputs import is_tensor, kind_of, number
+from warpattn.inputs import is_tensor, kind_of, number, of_type
 from warpattn.integrations import torch_multi_head
 from warpattn.integrations.autocast import autocast
 from warpattn.integrations.signature import is_flag
@@ -71,7 +71,7 @@ def scaled_dot_product_attention(
         return _nested(query, key, value, mask, scale, enable_gqa)
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not is_tensor(x) or x.ndim < 2:
-            plain = f"a tensor of shape {tuple(x.shape)}" if is_tensor(x) else f"a {type(x).__name__}"
+            plain = f"a tensor of shape {tuple(x.shape)}" if is_tensor(x) else of_type(x)
             got = kind_of(x) if isinstance(x, Tensor) and not is_tensor(x) else plain
             raise AttentionError(f"{name} is {got}; it must be a tensor (..., heads, seq, head_dim)")
     query, key, value = (autocast(x) for x in (query, key, value))
@@ -216,7 +216,7 @@ def _mask(mask: Tensor, lead: tuple[int, ...]) -> Mask:
         own = mask.shape[:-3]
         fits = all(size in (1, whole) for size, whole in zip(own, lead[len(lead) - 1 - len(own) : -1], strict=True))
     if not fits:
-        kind = kind_of(mask) if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+        kind = kind_of(mask) if isinstance(mask, Tensor) else of_type(mask)
         got = f"is {kind}" if absent else f"has shape {tuple(mask.shape)}"
         shape = ", ".join(map(str, (*lead, "L", "S")))
         raise AttentionError(f"attn_mask {got}; it must be a tensor (…, L, S) that broadcasts to ({shape})")

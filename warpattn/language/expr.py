@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from warpattn.errors import AttentionError
-from warpattn.inputs import tensor_fault
+from warpattn.inputs import of_type, tensor_fault
 from warpattn.language import eager
 from warpattn.language.nodes import Node, Program, Trace, build, cast, const, make, running
 from warpattn.language.ranges import INT32, is_below, never_zero, whole_number, wide_enough
@@ -255,7 +255,7 @@ def to_int(x: Any) -> Any:
 
 def user_result_error(fn: Callable[..., Any], got: Any, rule: str) -> AttentionError:
     """Return the error for a user's function whose result breaks `rule`."""
-    kind = f"a symbol of dtype {got.dtype}" if isinstance(got, Expr) else type(got).__name__
+    kind = f"a symbol of dtype {got.dtype}" if isinstance(got, Expr) else of_type(got)
     return AttentionError(f"{line_of(fn)}: {getattr(fn, '__qualname__', fn)} returned {kind}; {rule}")
 
 
@@ -280,7 +280,7 @@ def _node(value: Any) -> Node:
                           f"capture it as a keyword argument and {how}")  # fmt: skip
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         return _node(value.item())
-    raise user_error(f"a {type(value).__name__} meets a symbol", "operands are symbols and numbers")
+    raise user_error(f"{of_type(value)} meets a symbol", "operands are symbols and numbers")
 
 
 def _common(values: tuple[Any, ...], least: str = "bool") -> list[Node]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from warpattn.errors import AttentionError
+from warpattn.inputs import with_article
 
 
 def settled(fn: Any, owner: str) -> Any:
@@ -39,7 +40,7 @@ def _settle_local(context: Any) -> None:
     fn, owner = (variable._i_will_not_complain_if_bc_breaks_VariableTracker() for variable in local)
     unknown = _settle_held(tracer, fn, "", set())
     if unknown is not None:
-        what = f"reads {unknown}" if unknown else f"is a {fn.python_type().__name__}"
+        what = f"reads {unknown}" if unknown else f"is {with_article(fn.python_type().__name__)}"
         tracer.symbolic_locals["fn"] = UserFunctionVariable(_refusal(owner.as_python_constant(), what, unknown))
 
 
@@ -48,7 +49,7 @@ def _refusal(owner: str, what: str, name: str) -> Callable[..., Any]:
     name = name or "name"
 
     def refuse(*_: Any, **__: Any) -> Any:
-        found = f"the function of a {owner} {what}, which torch.compile cannot open while it traces"
+        found = f"the function of {with_article(owner)} {what}, which torch.compile cannot open while it traces"
         raise AttentionError(f"{found}; pass tensors and numbers by name, as in {owner}(fn, {name}={name})")
 
     return refuse

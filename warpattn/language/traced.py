@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor
 
 from warpattn.errors import AttentionError
-from warpattn.inputs import number
+from warpattn.inputs import number, of_type
 from warpattn.language.expr import Table, symbols
 from warpattn.language.meaning import NOT_STATE, UnknownError, contents, is_users, meaning, slots
 from warpattn.language.user_code import named, raised_at
@@ -64,7 +64,7 @@ class Traced:
             return None
         held, program = self.__dict__["_held"]
         if contents(self, {}) != held:
-            what = f"what a {type(self).__name__} reads or holds has changed after a call has read it"
+            what = f"what {of_type(self)} reads or holds has changed after a call has read it"
             raise AttentionError(f"{what}; masks and scores do not change, so make a new one")
         return program
 
@@ -95,7 +95,7 @@ class Traced:
 
     def _blame(self, error: Exception) -> None:
         """Raise AttentionError if an error came from a user's code or class; else do nothing."""
-        own = [f"a {type(part).__name__}" for part in _values(self) if is_users(part)]
+        own = [of_type(part) for part in _values(self) if is_users(part)]
         where = [line for line in (raised_at(error), *own) if line is not None]
         if where:
             rule = "masks and scores use operators and warpattn's functions"
@@ -109,12 +109,12 @@ class Traced:
 
     def __bool__(self) -> bool:
         """Raise: Python's `and` and `or` would silently drop one of two masks."""
-        what = f"a {type(self).__name__} has no truth value (if, and, or, not)"
+        what = f"{of_type(self)} has no truth value (if, and, or, not)"
         raise AttentionError(f"{what}; combine masks with & | ~ and scores with |, compare with None by `is`")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "_fixed" in self.__dict__:
-            what = f"{name} of a {type(self).__name__} is set after a call has read it"
+            what = f"{name} of {of_type(self)} is set after a call has read it"
             raise AttentionError(f"{what}; masks and scores do not change, so make a new one")
         object.__setattr__(self, name, value)
 

@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any, NoReturn
 
 from warpattn.errors import AttentionError
-from warpattn.inputs import kind_of
+from warpattn.inputs import kind_of, of_type, with_article
 from warpattn.language.expr import maximum, minimum, saturated, symbols, trace, where
 from warpattn.language.traced import Lengths, Traced, refuse_nested
 from warpattn.masks.picture import Picture, draw
@@ -33,7 +33,7 @@ class Mask(Traced):
 
     def keep(self, b: Value, h: Value, q: Value, k: Value, lens: Lengths | None = None) -> Value:
         """Whether query position q of head h in sequence b sees key k (bool). lens None: as many queries as keys."""
-        raise AttentionError(f"mask is a {type(self).__name__} without keep; a mask must define keep(b, h, q, k, lens)")
+        raise AttentionError(f"mask is {of_type(self)} without keep; a mask must define keep(b, h, q, k, lens)")
 
     def kv_span(self, b: Value, h: Value, q_lo: Value, q_hi: Value, lens: Lengths) -> Span:
         """Bounds for the rows at positions q_lo..q_hi, both included. May exceed 0..lens.k; see `Span.clamped`."""
@@ -62,14 +62,14 @@ class Mask(Traced):
         keep, first, full_lo, full_hi, last = traced.outputs
         kind, *bounds = map(attrgetter("dtype"), traced.outputs)
         if kind != "bool":
-            self.refuse_result("keep", kind, "it must return a bool, such as a comparison")
+            self.refuse_result("keep", with_article(kind), "it must return a bool, such as a comparison")
         if "float" in bounds:
             self.refuse_result("kv_span", "a float", "its bounds are ints")
         return MaskProgram(keep, (first, full_lo, full_hi, last), traced.tensors, traced.key)
 
     def refuse_result(self, name: str, found: str, rule: str) -> NoReturn:
         """Raise AttentionError because the method `name` returned `found`."""
-        raise AttentionError(f"{name} of a {type(self).__name__} returned {found}; {rule}")
+        raise AttentionError(f"{name} of {of_type(self)} returned {found}; {rule}")
 
     def __and__(self, other: Mask) -> And:
         return And(self, other)

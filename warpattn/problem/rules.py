@@ -20,7 +20,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 
 from warpattn.errors import AttentionError, Rules
-from warpattn.inputs import kind_of, number
+from warpattn.inputs import kind_of, number, of_type
 from warpattn.masks import Full, Mask, MaskProgram
 from warpattn.problem.backends import KERNEL_DTYPES, LATENT, LIMITS, USE_REFERENCE, choose_backend
 from warpattn.problem.beside import check_beside, check_values
@@ -98,7 +98,7 @@ def _check_options(rules: Rules, call: Call) -> None:
         ("score", call.score, Score, "SoftCap(30.0)", "Bias(tensor) and CustomScore(function)"),
     ):
         if value is not None and not isinstance(value, kind):
-            given = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+            given = f"the class {value.__name__}" if isinstance(value, type) else of_type(value)
             rule = f"{name} must be None or a {kind.__name__} such as warpattn.{such}; {made_by} make one"
             rules.add(f"{name} is {given}", rule)
     scale = 1.0 if call.scale is None else number(call.scale)

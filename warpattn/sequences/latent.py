@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules
-from warpattn.inputs import is_tensor
+from warpattn.inputs import is_tensor, of_type
 from warpattn.quantized import rows_of_pages
 from warpattn.sequences.latent_query import check_rope
 from warpattn.sequences.paged import PagedKV
@@ -124,7 +124,7 @@ def latent_parts(cache: Tensor) -> LatentParts:
     """Split a cache of bytes, uint8 (num_pages, page_size, heads, 656), into views of its parts."""
     fine = is_tensor(cache) and cache.dtype == torch.uint8 and cache.ndim == 4 and cache.shape[-1] == TOKEN_BYTES
     if not fine:
-        found = f"{cache.dtype} {tuple(cache.shape)}" if is_tensor(cache) else type(cache).__name__
+        found = f"{cache.dtype} {tuple(cache.shape)}" if is_tensor(cache) else of_type(cache)
         raise AttentionError(f"cache is {found}; it must be uint8 (num_pages, page_size, heads, {TOKEN_BYTES})")
     rows = (*cache.stride()[:-1], cache.storage_offset())
     if cache.stride(-1) != 1 or any(start % 4 for start in rows):  # of fp32 scales, which torch would not view

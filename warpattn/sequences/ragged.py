@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules, many
+from warpattn.inputs import of_type
 from warpattn.quantized import Quantized, split
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery, check_once, parted
 from warpattn.sequences.rules import check_bound, check_index, check_offsets, settle_ints
@@ -105,7 +106,7 @@ def with_parts(
 ) -> tuple[Tensor, Tensor, Tensor, Ragged]:
     """Return plain tensors, and `seq` with their scales and rotary part; raises AttentionError if it is no Ragged."""
     if not isinstance(seq, Ragged):
-        raise AttentionError(f"seq is a {type(seq).__name__}; seq must be a warpattn Ragged(cu_q, cu_k)")
+        raise AttentionError(f"seq is {of_type(seq)}; seq must be a warpattn Ragged(cu_q, cu_k)")
     if not (isinstance(q, WITH_PARTS) or isinstance(k, Quantized) or isinstance(v, Quantized)):
         return q, k, v, seq
     (rows, brought), (keys, k_scale), (values, v_scale) = parted(q), split(k), split(v)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from warpattn.errors import AttentionError, Rules
-from warpattn.inputs import kind_of, number
+from warpattn.inputs import kind_of, number, of_type
 from warpattn.language.traced import MAX_INT, whole
 from warpattn.masks import Causal, Mask, SlidingWindow
 from warpattn.quantized import EIGHT_BIT, GRANULARITIES
@@ -138,7 +138,7 @@ def read_config(path: str | PathLike[str]) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise AttentionError(f"{file} is no JSON; a transformers config.json is") from None
     if not isinstance(config, dict):
-        raise AttentionError(f"{file} holds a {type(config).__name__}; a transformers config is a JSON object")
+        raise AttentionError(f"{file} holds {of_type(config)}; a transformers config is a JSON object")
     return config
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from warpattn.errors import AttentionError, Rules, many
-from warpattn.inputs import tensor_fault
+from warpattn.inputs import of_type, tensor_fault
 from warpattn.masks import Mask
 from warpattn.masks.base import in_order
 from warpattn.problem import Call, CheckedCall, is_latent, validate
@@ -105,8 +105,8 @@ class ServingPlan:
     """The base class of plans: the checked call, output and LSE, the bound launches."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        name = type(self).__name__
-        raise AttentionError(f"a {name} is copied or pickled; it holds addresses of its own memory: make another one")
+        rule = "it holds addresses of its own memory: make another one"
+        raise AttentionError(f"{of_type(self)} is copied or pickled; {rule}")
 
     def __init__(self, call: Call, options: PlanOptions = DEFAULT_OPTIONS, read_values: bool = True) -> None:
         break_graph()
@@ -307,7 +307,7 @@ class DecodePlan(ServingPlan):
         q, k, v, sequence = _operands(q, kv)
         if self._paged != isinstance(sequence, PagedKV):
             rule = "a PagedKV" if self._paged else "a pair of dense k and v"
-            raise AttentionError(f"kv is a {type(kv).__name__}; the plan was made for {rule}")
+            raise AttentionError(f"kv is {of_type(kv)}; the plan was made for {rule}")
         return self._run((q, k, v, *sequence.indices().values()), sequence, out)
 
 
@@ -318,7 +318,7 @@ def _operands(
     if isinstance(kv, PagedKV):
         return with_query_parts(q, kv)
     if not isinstance(kv, tuple) or len(kv) != 2:
-        raise AttentionError(f"kv is a {type(kv).__name__}; it must be a PagedKV or a pair of dense k and v")
+        raise AttentionError(f"kv is {of_type(kv)}; it must be a PagedKV or a pair of dense k and v")
     k, v = kv
     (rows, q_fields), (k, k_scale), (v, v_scale) = parted(q), split(k), split(v)
     return rows, k, v, Dense(k_scale, v_scale, **q_fields)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules, many
-from warpattn.inputs import is_tensor, kind_of
+from warpattn.inputs import is_tensor, kind_of, of_type
 from warpattn.language.traced import whole
 from warpattn.masks import Mask
 from warpattn.masks.base import in_order
@@ -86,7 +86,7 @@ class StepPlan(ServingPlan):
         fine = few is not None and few <= MOST_DECODED
         rules.require(fine, f"decoded is {kind_of(decoded)}", f"decoded must be an int from 0 to {MOST_DECODED}")
         fine = isinstance(kv, PagedKV) and isinstance(seq, Ragged)
-        what = f"kv is a {type(kv).__name__} and seq a {type(seq).__name__}"
+        what = f"kv is {of_type(kv)} and seq {of_type(seq)}"
         rules.require(fine, what, "a StepPlan takes a PagedKV and a Ragged(cu_q)")
         rules.done()
         if workspace is not None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError, many
-from warpattn.inputs import kind_of
+from warpattn.inputs import kind_of, of_type
 from warpattn.kernels.cache.launch import NewRows, append_launches, slot_launches
 from warpattn.language.traced import whole
 from warpattn.problem import Call, validate
@@ -151,7 +151,7 @@ def _layers(model: str | PathLike[str] | Mapping[str, Any] | Sequence[Layer]) ->
         return layers_of(model)
     if not isinstance(model, Sequence) or not all(isinstance(layer, Layer) for layer in model):
         rule = "it must be a transformers config, or a list of Layer"
-        raise AttentionError(f"model is a {type(model).__name__}; {rule}")
+        raise AttentionError(f"model is {of_type(model)}; {rule}")
     return model
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import SimulationError
+from .errors import SimulationError, of_type
 from .ir.formats import register_dtype, wrap
 from .ir.module import Block, Module
 from .ir.valuetypes import Type, parse_type
@@ -72,7 +72,7 @@ def memory_of(tensor: Any, name: str) -> Memory:
         address, itemsize = address_of(tensor, name), tensor.element_size()
         strides, dtype = tuple(tensor.stride()), str(tensor.dtype).removeprefix("torch.")
     else:
-        raise SimulationError(f"{name} is a {type(tensor).__name__}; a NumPy array or torch CPU tensor is needed")
+        raise SimulationError(f"{name} is {of_type(tensor)}; a NumPy array or torch CPU tensor is needed")
     if dtype not in _ELEMENTS:
         raise SimulationError(f"{name} has dtype {dtype}, which the simulator does not know")
     shape = tuple(tensor.shape)
@@ -88,7 +88,7 @@ def address_of(tensor: Any, name: str) -> int:
         found = tensor.data_ptr()
         tensor.stride()
     except RuntimeError:
-        text = f"{name} is a {type(tensor).__name__} of layout {tensor.layout} without plain memory"
+        text = f"{name} is {of_type(tensor)} of layout {tensor.layout} without plain memory"
         raise SimulationError(f"{text}; the simulator takes dense tensors") from None
     return found
 
@@ -290,4 +290,4 @@ def _scalar(name: str, kind: Type, value: Any) -> Any:
         if not -(1 << (kind.bits - 1)) <= int(value) < 1 << kind.bits:
             raise SimulationError(f"{name} is {value}, which does not fit into {kind}")
         return bool(value) if kind.elem == "i1" else wrap(int(value), kind.bits)
-    raise SimulationError(f"{name} is a {type(value).__name__}; the kernel takes a number ({kind})")
+    raise SimulationError(f"{name} is {of_type(value)}; the kernel takes a number ({kind})")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .errors import SimulationError
+from .errors import SimulationError, of_type
 from .ir.placement import BLOCK_BYTES
 from .specialize import specialised
 
@@ -58,7 +58,7 @@ def compile_for(
 
     check_arch(arch)
     if not hasattr(kernel, "params"):
-        raise SimulationError(f"kernel is a {type(kernel).__name__}; it must be a @triton.jit or @gluon.jit function")
+        raise SimulationError(f"kernel is {of_type(kernel)}; it must be a @triton.jit or @gluon.jit function")
     for name, value, most in (("num_warps", num_warps, 32), ("num_ctas", num_ctas, 16)):
         if type(value) is not int or value not in [1 << i for i in range(most.bit_length())]:
             raise SimulationError(f"{name} is {value!r}; it must be a power of two up to {most}")

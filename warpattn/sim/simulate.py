@@ -12,7 +12,7 @@ import numpy as np
 
 from .arguments import bind, mark_preceding_writes, without_folded
 from .blas import one_thread
-from .errors import SimulationError
+from .errors import SimulationError, of_type
 from .ir.module import Module, parse_module
 from .ir.placement import BLOCK_BYTES
 from .link import link
@@ -157,7 +157,7 @@ def ttgir_of(kernel: Any) -> str:
         return kernel
     asm = getattr(kernel, "asm", None)
     if not isinstance(asm, Mapping) or "ttgir" not in asm:
-        raise SimulationError(f"a {type(kernel).__name__} is no compiled kernel: it has no asm['ttgir']")
+        raise SimulationError(f"{of_type(kernel)} is no compiled kernel: it has no asm['ttgir']")
     return asm["ttgir"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import SimulationError
+from .errors import SimulationError, of_type
 
 _DIVISOR = 16  # the only divisibility that Triton compiles for
 
@@ -89,7 +89,7 @@ def _launched(value: Any, param: Any, backend: Any) -> tuple[str, str]:
     value = value.item() if isinstance(value, np.generic) else value
     if not isinstance(value, (bool, int, float)) and not hasattr(value, "data_ptr"):
         example = "'tensordesc<fp16[64, 64], …>'"
-        raise SimulationError(f"{param.name} is a {type(value).__name__}; give its type instead, such as {example}")
+        raise SimulationError(f"{param.name} is {of_type(value)}; give its type instead, such as {example}")
     exact, aligned = not param.do_not_specialize, not param.do_not_specialize_on_alignment
     kind, hint = native_specialize_impl(backend, value, param.is_const, exact, aligned)
     if param.annotation_type and kind != "constexpr":

@@ -106,7 +106,7 @@ def logged(s, b, h, q, k):  # type: ignore[no-untyped-def]
 DENSE: list[tuple[str, Change, tuple[str, ...]]] = [
     ("q a list", set_(q=[1.0]), ("q is a list", "torch.Tensor")),
     ("v a number", set_(v=2.0), ("v is a float", "torch.Tensor")),
-    ("k missing", set_(k=None), ("k is a NoneType", "torch.Tensor")),
+    ("k missing", set_(k=None), ("k is None", "torch.Tensor")),
     ("q rank 3", set_(q=tensor(SQ, HQ, D)), ("q has shape (5, 4, 8)", "rank 4 (batch, seq, heads, head_dim)")),
     ("k rank 2", set_(k=tensor(SK, D)), ("k has shape (7, 8)", "rank 4")),
     ("v rank 5", set_(v=tensor(1, B, SK, HKV, DV)), ("v has shape (1, 2, 7, 2, 16)", "rank 4")),

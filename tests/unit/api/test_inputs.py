@@ -225,7 +225,7 @@ def test_bounds_of_ragged_batches_are_numbers():
 
 def test_values_are_printed_short():
     assert kind_of(np.ones((100, 100))) == "a NumPy array of shape (100, 100)"
-    assert kind_of(10**5000) == "a int" and len(kind_of([1] * 1000)) < 140
+    assert kind_of(10**5000) == "an int" and len(kind_of([1] * 1000)) < 140
 
 
 USER_ERRORS = {
@@ -237,7 +237,7 @@ USER_ERRORS = {
     "array of a symbol": (lambda s, b, h, q, k: np.asarray([1.0])[k] + s, "test_inputs.py"),
     "large int": (lambda s, b, h, q, k: s + 10**400, "ints have at most 64 bits"),
     "large comparison": (lambda s, b, h, q, k: wa.to_float(k < 2**70), "ints have at most 64 bits"),
-    "none": (lambda s, b, h, q, k: None, "returned NoneType"),
+    "none": (lambda s, b, h, q, k: None, "returned None"),
     "random": (lambda s, b, h, q, k: s + torch.rand(()), "a whole tensor"),
 }
 

@@ -146,6 +146,7 @@ def test_keys_and_values_of_8_bits():
     assert "kv-dtype is 'int4'; write fp8" in refusal("run", "--kv-dtype", "int4")
     assert "8-bit keys and values have no backward" in refusal("run", "--kv-dtype", "fp8", "--backward")
     assert "dtype is 'fp4'; kernels take fp16 or bf16, or fp8" in refusal("plan", "--dtype", "fp4")
+    assert "dtype is 'fp4'; write fp16, bf16, fp32 or fp64, or fp8" in refusal("run", "--dtype", "fp4")
     assert "8-bit q, k and v have no backward" in refusal("plan", "--dtype", "fp8", "--backward")
 
 
@@ -157,7 +158,7 @@ def test_a_refusal_names_what_was_given(tmp_path):
     assert "processes is -1; it must be 0 or more" in refusal("tune", "--shape", "1x64x8x64", "--processes", -1)
 
 
-@pytest.mark.parametrize("name", ["causal:", "full:", "window:"])
+@pytest.mark.parametrize("name", ["causal:", "full:", "window:", "causal,"])
 def test_a_mask_whose_value_is_missing(name):
     assert f"mask is {name!r}; write full" in refusal("plan", "--mask", name)
 

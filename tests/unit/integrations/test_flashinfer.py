@@ -10,7 +10,7 @@ import torch
 
 import warpattn.integrations.flashinfer as flashinfer
 from warpattn.errors import AttentionError
-from warpattn.integrations.flashinfer.pages import PageLists, Tables
+from warpattn.integrations.flashinfer.tables import PageLists, Tables
 
 HEADS, HEADS_KV, DIM, PAGE = 4, 2, 16, 4
 WORKSPACE = torch.empty(0, dtype=torch.uint8)
@@ -292,7 +292,7 @@ BAD = {
     "custom_mask has 3 elements": lambda: ragged_plan(custom_mask=torch.ones(3).bool()),
     "packed_custom_mask has 3 elements": lambda: ragged_plan(packed_custom_mask=torch.ones(3).byte()),
     "packed_custom_mask has dtype torch.int32": lambda: ragged_plan(packed_custom_mask=torch.ones(3).int()),
-    "v_scale is 2.0": lambda: decode_run(v_scale=2.0),
+    "v_scale is a torch.float32 tensor": lambda: decode_run(v_scale=torch.ones(HEADS_KV)),
     "q_len_per_req is 3; it must divide": lambda: decode_run(q_len_per_req=3),
     "v has dtype torch.float8_e4m3fn": lambda: flashinfer.single_decode_with_kv_cache(
         torch.ones(HEADS, DIM), torch.ones(5, HEADS_KV, DIM), torch.ones(5, HEADS_KV, DIM).to(torch.float8_e4m3fn),

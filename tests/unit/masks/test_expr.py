@@ -228,7 +228,7 @@ BAD = [
     (lambda q, k: Table(TABLE)[1:3], "a slice meets a symbol"),
     (lambda q, k: Table(TABLE * 1j)[q], "capture bool, integer or real tensors"),
     (lambda q, k: q + "1", "a str meets a symbol"),
-    (lambda q, k: q + None, "a NoneType meets a symbol"),
+    (lambda q, k: q + None, "None meets a symbol"),
     (lambda q, k: q @ k, "unsupported operand"),
     (lambda q, k: q.exp(), "no attribute 'exp'"),
     (lambda q, k: where(q, 1, k), "the condition of where() is int"),

@@ -342,10 +342,10 @@ def test_what_a_combination_adds(left, right):
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
-        (lambda b, h, q, k: None, "returned NoneType"),
+        (lambda b, h, q, k: None, "returned None"),
         (lambda b, h, q, k: q - k, "returned a symbol of dtype int"),
-        (lambda b, h, q, k: LENGTHS > 1, "returned Tensor"),
-        (lambda b, h, q, k: 1, "returned int"),
+        (lambda b, h, q, k: LENGTHS > 1, "returned a Tensor"),
+        (lambda b, h, q, k: 1, "returned an int"),
         (lambda b, h, q, k: k <= q and q < 3, "use & | ~ and where()"),
         (lambda b, h, q, k: LENGTHS[b] > k, "capture tensors as keyword arguments"),
         (lambda b, q, k: k <= q, "takes 3 positional arguments"),

@@ -149,10 +149,10 @@ def test_bad_parameters(make, message):
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
-        (lambda s, b, h, q, k: None, "returned NoneType"),
+        (lambda s, b, h, q, k: None, "returned None"),
         (lambda s, b, h, q, k: s < 3, "returned a symbol of dtype bool"),
-        (lambda s, b, h, q, k: True, "returned bool"),
-        (lambda s, b, h, q, k: torch.ones(3), "returned Tensor"),
+        (lambda s, b, h, q, k: True, "returned a bool"),
+        (lambda s, b, h, q, k: torch.ones(3), "returned a Tensor"),
         (lambda s, b, h, q, k: math.tanh(s), "use to_float, exp"),
         (lambda s, b, h, q, k: s if q > k else 0.0, "use & | ~ and where()"),
     ],

@@ -71,17 +71,17 @@ def test_many_masks_in_pairs_and_other_uses_of_a_long_chain():
 HERE = r"^/.*test_wrong_classes\.py:\d+: "
 WRONG = {
     "raises": (mask(lambda b, h, q, k: {}[3]), HERE + "KeyError: 3; masks and scores use"),
-    "an int": (mask(lambda b, h, q, k: (q >= k) * 1), "keep of a Own returned int; it must return a bool"),
-    "a float": (mask(lambda b, h, q, k: q * 0.5), "keep of a Own returned float; it must return a bool"),
+    "an int": (mask(lambda b, h, q, k: (q >= k) * 1), "keep of an Own returned an int; it must return a bool"),
+    "a float": (mask(lambda b, h, q, k: q * 0.5), "keep of an Own returned a float; it must return a bool"),
     "nothing": (mask(lambda b, h, q, k: ()), "a tuple meets a symbol"),
     "a branch": (mask(lambda b, h, q, k: q > 1 and k > 1), HERE + "a symbol has no truth value"),
     "few arguments": (FewArguments(), r"^a FewArguments: TypeError: .*keep\(\) takes 3 positional arguments"),
     "endless": (Endless(), HERE + "RecursionError: maximum recursion depth exceeded"),
-    "an int for a span": (mask(span=lambda q, lens: 3), "kv_span of a Own returned 3; it must return Span"),
-    "a tuple for a span": (mask(span=lambda q, lens: (0, 0, 0, lens.k)), "kv_span of a Own returned .0, 0, 0, Expr"),
+    "an int for a span": (mask(span=lambda q, lens: 3), "kv_span of an Own returned 3; it must return Span"),
+    "a tuple for a span": (mask(span=lambda q, lens: (0, 0, 0, lens.k)), "kv_span of an Own returned .0, 0, 0, Expr"),
     "a bound of half a key": (mask(span=lambda q, lens: wa.Span(0.5, 0, 0, lens.k)), "returned a float; its bounds"),
-    "adds a number": (mask(additive=3), "additive of a Own returned 3; it must return None or a score"),
-    "a text": (score(lambda s, q, k: "a"), "^a Own: ValueError: could not convert string to float: 'a'; masks and"),
+    "adds a number": (mask(additive=3), "additive of an Own returned 3; it must return None or a score"),
+    "a text": (score(lambda s, q, k: "a"), "^an Own: ValueError: could not convert string to float: 'a'; masks and"),
     "divides by 0": (score(lambda s, q, k: s * (1 / 0)), HERE + "ZeroDivisionError: division by zero; masks and"),
     "torch": (score(lambda s, q, k: torch.relu(s)), HERE + "the torch function relu got a symbol"),
 }

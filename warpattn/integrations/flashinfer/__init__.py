@@ -7,12 +7,11 @@
     out = wrapper.run(q, kv_cache)                                     `attention_paged`
 
     layer.py     a layer's mask, score, scale; layouts; LSE in base 2, (rows, heads)
-    pages.py     turns FlashInfer's lists of pages into a `PagedKV`
+    tables.py    turns FlashInfer's lists of pages into a `PagedKV`
     masks.py     custom masks of a batch, as bools or bits
     older.py     `forward`, and calls that do nothing here: workspaces, warming
     single.py    one request        decode.py, prefill.py    batches        mla.py    latent attention
-    states.py    merging            cascade.py    keys that requests share
-    page.py      appends to a paged cache
+    states.py    merging            cascade.py    keys that requests share        page.py    new keys and values
 
 Signatures are those of FlashInfer 0.7. Arguments by which it chooses kernels are accepted and not used; those that
 would change the result are served or raise one AttentionError.
@@ -22,12 +21,15 @@ from warpattn.integrations.flashinfer.cascade import (
     BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
     BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
     MultiLevelCascadeAttentionWrapper,
+    merge_state,
+    merge_state_in_place,
+    merge_states,
 )
 from warpattn.integrations.flashinfer.decode import (
     BatchDecodeWithPagedKVCacheWrapper,
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
+    single_decode_with_kv_cache,
 )
-from warpattn.integrations.flashinfer.masks import packbits, segment_packbits
 from warpattn.integrations.flashinfer.mla import BatchMLAPagedAttentionWrapper, MLAPlanMetadata
 from warpattn.integrations.flashinfer.page import (
     append_paged_kv_cache,
@@ -38,13 +40,10 @@ from warpattn.integrations.flashinfer.page import (
 from warpattn.integrations.flashinfer.prefill import (
     BatchPrefillWithPagedKVCacheWrapper,
     BatchPrefillWithRaggedKVCacheWrapper,
-)
-from warpattn.integrations.flashinfer.single import (
-    single_decode_with_kv_cache,
     single_prefill_with_kv_cache,
     single_prefill_with_kv_cache_return_lse,
 )
-from warpattn.integrations.flashinfer.states import merge_state, merge_state_in_place, merge_states
+from warpattn.integrations.flashinfer.quantization import packbits, segment_packbits
 
 __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",

@@ -18,13 +18,16 @@ from warpattn.integrations.flashinfer.decode import BatchDecodeWithPagedKVCacheW
 from warpattn.integrations.flashinfer.older import Wrapper, check_planned
 from warpattn.integrations.flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 from warpattn.integrations.flashinfer.single import single_prefill_with_kv_cache_return_lse
-from warpattn.integrations.flashinfer.states import merge_state
+from warpattn.integrations.flashinfer.states import merge_state, merge_state_in_place, merge_states
 from warpattn.integrations.signature import Given, drop_in
 
 __all__ = [
     "BatchDecodeWithSharedPrefixPagedKVCacheWrapper",
     "BatchPrefillWithSharedPrefixPagedKVCacheWrapper",
     "MultiLevelCascadeAttentionWrapper",
+    "merge_state",
+    "merge_state_in_place",
+    "merge_states",
 ]
 
 BUFFERS = ("qo_indptr_buf", "paged_kv_indptr_buf", "paged_kv_indices_buf", "paged_kv_last_page_len_buf")

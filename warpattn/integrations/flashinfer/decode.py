@@ -13,6 +13,7 @@ from warpattn.api import attention_paged
 from warpattn.errors import AttentionError, many
 from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.integrations.flashinfer.layer import (
+    BLOCK_SCALES,
     NAMES_OF_PAGES,
     Layer,
     check_output,
@@ -23,12 +24,16 @@ from warpattn.integrations.flashinfer.layer import (
     with_scale,
 )
 from warpattn.integrations.flashinfer.older import Wrapper, check_planned, layer_of, older_call
-from warpattn.integrations.flashinfer.pages import PageLists, Tables
+from warpattn.integrations.flashinfer.single import single_decode_with_kv_cache
+from warpattn.integrations.flashinfer.tables import PageLists, Tables
 from warpattn.integrations.signature import Given, drop_in, is_flag
 
-__all__ = ["BLOCK_SCALES", "BatchDecodeWithPagedKVCacheWrapper", "CUDAGraphBatchDecodeWithPagedKVCacheWrapper"]
+__all__ = [
+    "BatchDecodeWithPagedKVCacheWrapper",
+    "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+    "single_decode_with_kv_cache",
+]
 
-BLOCK_SCALES = "scales of blocks of columns are those of 4-bit caches, which are not served"
 PLAN = (
     "self, indptr: ints, indices: ints, last_page_len: ints, num_qo_heads: count, num_kv_heads: count, "
     "head_dim: count, page_size: count, "
@@ -104,7 +109,8 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
         rows = with_scale("q_scale", given, q.unflatten(0, (-1, tokens)))
         target = None if given.out is None else given.out.unflatten(0, (-1, tokens))
         out, lse = attention_paged(rows, kv, out=target, sinks=given.sinks, **layer.tail())
-        return finished(given, out.flatten(0, 1) if given.out is None else given.out, lse.transpose(0, 1).flatten(1))
+        out = out.flatten(0, 1) if given.out is None else given.out
+        return finished(given, out, lse.transpose(0, 1).flatten(1), kv.v_pages)
 
     @drop_in(PLAN.replace("non_blocking=True, ", ""))
     def workspace_size(given: Any) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from warpattn.scores import Score, SoftCap
 from warpattn.serving.filled import fill, require_own
 
 __all__ = [
+    "BLOCK_SCALES",
     "NAMES",
     "NAMES_OF_PAGES",
     "Layer",
@@ -34,6 +35,7 @@ __all__ = [
 LAYOUTS = ("NHD", "HND")
 LOG2_E = math.log2(math.e)
 SMALLEST = 2.0**-149  # of the positive numbers of fp32
+BLOCK_SCALES = "scales of blocks of columns are those of 4-bit caches, which are not served"
 ROTATED = "positions are not encoded here: rotate q and k before the call"
 SCALES = ("q_scale", "k_scale", "v_scale")
 NAMES = {"seq.cu_q": "qo_indptr", "seq.cu_k": "kv_indptr"}
@@ -71,17 +73,18 @@ class Layer(NamedTuple):
 
 
 def scaled(layer: Layer, given: Given, k: Any, v: Any) -> Layer:
-    """Multiply a call's factors for 16-bit q and `k` into the layer's scale; one for 16-bit `v` is refused."""
+    """Multiply a call's factors for 16-bit q and `k` into the layer's scale; `finished` applies that for 16-bit `v`."""
     scale, narrow = layer.scale, [getattr(x, "dtype", None) in EIGHT_BIT for x in (given.q, k, v)]
     for name in [name for name, eight_bit in zip(SCALES, narrow, strict=True) if not eight_bit]:
         factor = vars(given).get(name)
-        value = number(factor.reshape(()) if is_tensor(factor) and factor.numel() == 1 else factor)
+        alone = is_tensor(factor) and factor.numel() == 1
+        if alone and name == "v_scale":
+            continue
+        value = number(factor.reshape(()) if alone else factor)
         if factor is not None and value is None:
             rule = "it must be a number: scales of heads belong to keys and values of 8 bits"
             raise AttentionError(f"{name} is {kind_of(factor)}; {rule}")
-        if name == "v_scale" and value not in (None, 1.0):
-            raise AttentionError(f"v_scale is {value}; multiply the output by it")
-        scale *= 1.0 if value is None else value
+        scale *= 1.0 if value is None or name == "v_scale" else value
     return layer._replace(scale=scale)
 
 
@@ -154,15 +157,20 @@ def in_base_e(lse: Tensor) -> Tensor:
     return lse / LOG2_E
 
 
-def finished(given: Given, out: Tensor, lse: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+def finished(given: Given, out: Tensor, lse: Tensor, v: Any = None) -> Tensor | tuple[Tensor, Tensor]:
     """Make a call's result from out (rows, heads, dim) and a natural lse (heads, rows): FlashInfer's lse is in base 2,
-    (rows, heads), unless `lse_base` and `lse_layout` say otherwise."""
+    (rows, heads), unless `lse_base` and `lse_layout` say otherwise. Outputs of 16-bit values `v` are multiplied by
+    v_scale."""
     asked = vars(given)
     base, layout = asked.get("lse_base", "log2"), asked.get("lse_layout", "NH")
     known = isinstance(base, str) and isinstance(layout, str) and base in ("log2", "ln") and layout in ("NH", "HN")
     if not known:
         rule = "they must be log2 or ln, and NH or HN"
         raise AttentionError(f"lse_base is {kind_of(base)} and lse_layout {kind_of(layout)}; {rule}")
+    factor = None if v is None or getattr(v, "dtype", None) in EIGHT_BIT else asked.get("v_scale")
+    if factor is not None:
+        factor = factor.reshape(()) if isinstance(factor, Tensor) else factor
+        out = out * factor if asked.get("out") is None else out.mul_(factor)
     if not given.return_lse:
         return out
     found = lse if base == "ln" else in_base_2(lse)

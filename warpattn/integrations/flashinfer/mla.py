@@ -22,7 +22,7 @@ from warpattn.integrations.flash_attn import packed
 from warpattn.integrations.flash_attn.latent import joined, queries
 from warpattn.integrations.flashinfer.layer import Layer, check_output, dtype_of, eight_bit_scale, finished
 from warpattn.integrations.flashinfer.older import Wrapper, check_planned
-from warpattn.integrations.flashinfer.pages import PageLists, Tables, kept_offsets
+from warpattn.integrations.flashinfer.tables import PageLists, Tables, kept_offsets
 from warpattn.integrations.signature import Given, drop_in, require_integers
 from warpattn.masks import Causal, Full
 from warpattn.quantized import EIGHT_BIT

@@ -1,85 +1,109 @@
-"""FlashInfer's functions that append to a paged cache, `flashinfer.page`.
+"""Writes new keys and values into pages: `append_paged_kv_cache`, `append_paged_mla_kv_cache`, by `append_slots`.
 
-    append_indptr (0, 2, 3)  seq_lens (5, 9)      tokens 0 and 1 become rows 3 and 4 of request 0, token 2 row 8 of
-                                                  request 1: batch_indices (0, 0, 1), positions (3, 4, 8)
-
-Nothing is read back from a card.
+    batch_indices 0 0 1   positions 15 16 3   pages of 16: request 0 has (7, 4), request 1 has (1,)
+    slots 7·16 + 15, 4·16 + 0, 1·16 + 3                       a batch index of -1 is padding
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError, many
 from warpattn.integrations.flashinfer.layer import of_layout
-from warpattn.integrations.flashinfer.pages import key_and_value
+from warpattn.integrations.flashinfer.tables import key_and_value
 from warpattn.integrations.signature import Given, drop_in
+from warpattn.quantized import EIGHT_BIT
+from warpattn.serving.filled import fill
 from warpattn.serving.slots import append_slots
 
 __all__ = ["append_paged_kv_cache", "append_paged_mla_kv_cache", "get_batch_indices_positions", "get_seq_lens"]
 
-LISTS = "batch_indices: ints, positions: ints"
-PAGES = "kv_indices: ints, kv_indptr: ints, kv_last_page_len: ints"
-NAMES = {"k": "append_key", "v": "append_value", "k_pages": "paged_kv_cache[0]", "v_pages": "paged_kv_cache[1]"}
-LATENT = {"k": "append_ckv", "v": "append_kpe", "k_pages": "ckv_cache", "v_pages": "kpe_cache"}
+LISTS = "kv_indices: ints, kv_indptr: ints, kv_last_page_len: ints"
+UNUSED = {"kv_last_page_len"}  # a position says in which of its request's pages it is
 
 
-@drop_in("kv_indptr: ints, kv_last_page_len: ints, page_size: count")
-def get_seq_lens(given: Given) -> Tensor:
-    """kv_indptr (requests + 1,), kv_last_page_len (requests,); the number of keys of each request (requests,)."""
-    full = (given.kv_indptr.diff() - 1).clamp(min=0)
-    if len(full) != len(given.kv_last_page_len):
-        rule = f"kv_last_page_len has {len(given.kv_last_page_len)}"
-        raise AttentionError(f"kv_indptr lists {many(len(full), 'request')}; {rule}")
-    return full * given.page_size + given.kv_last_page_len
-
-
-@drop_in("append_indptr: ints, seq_lens: ints, nnz: count")
+@drop_in("append_indptr: ints, seq_lens: ints, nnz: count, batch_indices: ints=None, positions: ints=None")
 def get_batch_indices_positions(given: Given) -> tuple[Tensor, Tensor]:
-    """append_indptr (requests + 1,) offsets of the new tokens, seq_lens (requests,) keys with them.
+    """The request and the position of each of `nnz` new tokens, int32 (nnz,); the last one sits at the end of seq_lens
+    (batch,), which count new tokens, too. Rows from append_indptr[-1] on are padding: -1 and 0."""
+    starts, lengths = given.append_indptr, given.seq_lens
+    if len(starts) != len(lengths) + 1:
+        rule = f"it must have one more than seq_lens, {len(lengths) + 1}"
+        raise AttentionError(f"append_indptr has {many(len(starts), 'element')}; {rule}")
+    rows = torch.arange(given.nnz, device=starts.device, dtype=starts.dtype)
+    if len(lengths):
+        batch = torch.bucketize(rows, starts[1:].contiguous(), right=True)
+        own = batch.clamp(max=len(lengths) - 1)
+        place, real = rows - starts[own + 1] + lengths[own], batch < len(lengths)
+    else:
+        batch = place = rows
+        real = rows < 0
+    found = torch.where(real, batch, -1).int(), torch.where(real, place, 0).int()
+    results, targets = [], {"batch_indices": given.batch_indices, "positions": given.positions}
+    for x, (name, target) in zip(found, targets.items(), strict=True):
+        if target is not None and (target.shape != x.shape or target.dtype != x.dtype):
+            raise AttentionError(f"{name} is {target.dtype} of shape {tuple(target.shape)}; it must be torch.int32 of "
+                                 f"shape {tuple(x.shape)}")  # fmt: skip
+        results.append(x if target is None else fill(target, x))
+    return results[0], results[1]
 
-    Returns the request of each token and its position there, int32 (nnz,), on append_indptr's device; -1 for tokens
-    beyond the last offset, which FlashInfer leaves undefined: `append_paged_kv_cache` writes nothing for them.
-    """
-    ends, lengths = given.append_indptr[1:].long(), given.seq_lens.to(given.append_indptr.device).long()
-    if len(lengths) != len(ends):
-        raise AttentionError(f"append_indptr lists {many(len(ends), 'request')}; seq_lens has {len(lengths)}")
-    token = torch.arange(int(given.nnz), device=ends.device)
-    request = torch.searchsorted(ends, token, right=True)
-    if not len(ends):
-        return (none := token.int().fill_(-1)), none.clone()
-    beyond, request = request >= len(ends), request.clamp(max=len(ends) - 1)
-    position = lengths[request] - ends[request] + token
-    return request.int().masked_fill(beyond, -1), position.int().masked_fill(beyond, -1)
+
+def get_seq_lens(kv_indptr: Tensor, kv_last_page_len: Tensor, page_size: int) -> Tensor:
+    """The number of keys of each request (batch,) whose pages are listed by kv_indptr (batch + 1,)."""
+    return (kv_indptr.diff() - 1).clamp(min=0) * page_size + kv_last_page_len
 
 
-@drop_in(f"append_key: 3, append_value: 3, {LISTS}, paged_kv_cache, {PAGES}, kv_layout='NHD'", names=NAMES)
+@drop_in(
+    f"append_key: 3, append_value: 3, batch_indices: ints, positions: ints, paged_kv_cache, {LISTS}, kv_layout='NHD'",
+    hints=UNUSED,
+    names={"k": "append_key", "v": "append_value", "k_pages": "paged_kv_cache[0]", "v_pages": "paged_kv_cache[1]"},
+)
 def append_paged_kv_cache(given: Given) -> None:
-    """Write append_key, append_value (tokens, Hkv, D) at their positions, whose pages the lists already hold."""
-    k_pages, v_pages = key_and_value(given.paged_kv_cache, of_layout(given.kv_layout))
-    slots = _slots(given, len(given.append_key), k_pages.shape[1])
-    append_slots(given.append_key, given.append_value, k_pages, v_pages, slots)
+    """Write append_key and append_value (tokens, Hkv, D) into a cache in place, token t to position positions[t] of
+    request batch_indices[t]; pages are listed as they are with the new tokens. Caches of 8 bits take tensors of 8 bits
+    as they are, and round others."""
+    k, v = key_and_value(given.paged_kv_cache, of_layout(given.kv_layout))
+    _append(given, (given.append_key, given.append_value), (k, v))
 
 
-@drop_in(f"append_ckv: 2, append_kpe: 2, {LISTS}, ckv_cache: 3, kpe_cache: 3, {PAGES}", names=LATENT)
+@drop_in(
+    f"append_ckv: 2, append_kpe: 2, batch_indices: ints, positions: ints, ckv_cache: 3, kpe_cache: 3, {LISTS}",
+    hints=UNUSED,
+    names={"k": "append_ckv", "v": "append_kpe", "k_pages": "ckv_cache", "v_pages": "kpe_cache"},
+)
 def append_paged_mla_kv_cache(given: Given) -> None:
-    """Write append_ckv (tokens, 512) and append_kpe (tokens, 64) into caches (pages, rows, 512) and (…, 64)."""
-    slots = _slots(given, len(given.append_ckv), given.ckv_cache.shape[1])
-    latent, rotary = (x[:, None] for x in (given.append_ckv, given.append_kpe))
-    append_slots(latent, rotary, given.ckv_cache[:, :, None], given.kpe_cache[:, :, None], slots)
+    """The same for latents append_ckv (tokens, 512), append_kpe (tokens, 64), into caches (pages, rows, columns)."""
+    new, caches = (given.append_ckv, given.append_kpe), (given.ckv_cache, given.kpe_cache)
+    _append(given, tuple(x[:, None] for x in new), tuple(x[:, :, None] for x in caches))
 
 
-def _slots(given: Any, tokens: int, size: int) -> Tensor:
-    """Return each token's slot, page * size + row; -1, which is not written, for a request or position below 0."""
-    request, position = given.batch_indices.long(), given.positions.long()
-    if not len(request) == len(position) == tokens:
-        counts = f"batch_indices has {len(request)} and positions {len(position)}"
-        raise AttentionError(f"there are {many(tokens, 'new token')}; {counts}: one is needed for each")
-    if not tokens or not len(given.kv_indices):
-        return position.new_full((tokens,), -1)
-    place = given.kv_indptr.long()[request.clamp(min=0)] + position.clamp(min=0) // max(size, 1)
-    page = given.kv_indices.long()[place.clamp(max=len(given.kv_indices) - 1)]
-    return torch.where((request < 0) | (position < 0), -1, page * size + position % max(size, 1))
+def _append(given: Given, new: tuple[Tensor, ...], pages: tuple[Tensor, ...]) -> None:
+    """Write new rows (tokens, heads, dim) into pages (pages, rows, heads, dim)."""
+    for name, x in (("batch_indices", given.batch_indices), ("positions", given.positions)):
+        if len(x) != len(new[0]):
+            raise AttentionError(f"{name} has {many(len(x), 'element')}; it must have one a new token, {len(new[0])}")
+    exact = [x.to(torch.bfloat16) if x.dtype in EIGHT_BIT and x.dtype == p.dtype else x
+             for x, p in zip(new, pages, strict=True)]  # fmt: skip
+    append_slots(*exact, *pages, _slots(given, pages[0].shape[1]))
+
+
+def _slots(given: Given, size: int) -> Tensor:
+    """Return each token's row of the cache, int64 (tokens,); -1 for padding. Nothing is read from a card, where tokens
+    beyond their request's pages are not written; on a CPU they are an error."""
+    batch, positions, starts, indices = given.batch_indices.long(), given.positions, given.kv_indptr, given.kv_indices
+    real = batch >= 0
+    if not len(indices) or len(starts) < 2 or not size:
+        inside, page = real & False, batch
+    else:
+        own = batch.clamp(0, len(starts) - 2)
+        at = starts[own] + positions // size
+        inside = real & (batch < len(starts) - 1) & (positions >= 0) & (at < starts[own + 1]) & (at < len(indices))
+        page = indices[torch.where(inside, at, 0).long()].long()
+    if batch.device.type == "cpu" and not torch.compiler.is_compiling() and bool((real & ~inside).any()):
+        t = int((real & ~inside).nonzero()[0])
+        rule = "kv_indptr and kv_indices must list its page"
+        raise AttentionError(f"token {t} goes to position {int(positions[t])} of request {int(batch[t])}; {rule}")
+    return torch.where(inside, page * size + positions % size, -1)
+
+

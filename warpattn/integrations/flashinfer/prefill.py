@@ -11,8 +11,9 @@ from torch import Tensor
 
 from warpattn.api import attention_paged, attention_varlen
 from warpattn.errors import AttentionError, many
-from warpattn.integrations.flashinfer.decode import BLOCK_SCALES, planned_layer
+from warpattn.integrations.flashinfer.decode import planned_layer
 from warpattn.integrations.flashinfer.layer import (
+    BLOCK_SCALES,
     NAMES,
     NAMES_OF_PAGES,
     Layer,
@@ -23,11 +24,20 @@ from warpattn.integrations.flashinfer.layer import (
 )
 from warpattn.integrations.flashinfer.masks import FlatMask, flat_mask, packed_mask
 from warpattn.integrations.flashinfer.older import Wrapper, layer_of, older_call
-from warpattn.integrations.flashinfer.pages import PageLists, Tables, kept_offsets
+from warpattn.integrations.flashinfer.single import (
+    single_prefill_with_kv_cache,
+    single_prefill_with_kv_cache_return_lse,
+)
+from warpattn.integrations.flashinfer.tables import PageLists, Tables, kept_offsets
 from warpattn.integrations.signature import Given, drop_in
 from warpattn.sequences import Ragged
 
-__all__ = ["BatchPrefillWithPagedKVCacheWrapper", "BatchPrefillWithRaggedKVCacheWrapper"]
+__all__ = [
+    "BatchPrefillWithPagedKVCacheWrapper",
+    "BatchPrefillWithRaggedKVCacheWrapper",
+    "single_prefill_with_kv_cache",
+    "single_prefill_with_kv_cache_return_lse",
+]
 
 REFUSED_BY_PLAN = {
     **dict.fromkeys(("prefix_len_ptr", "token_pos_in_items_ptr", "max_item_len_ptr"), "scoring of items is not served"),
@@ -156,7 +166,8 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         tail = own._tail(given, kv.k_pages, kv.v_pages)
         seq = Ragged(own.cu_q, max_q=own.max_q)
         q = with_scale("q_scale", given, given.q)
-        return finished(given, *attention_paged(q, kv, seq, out=given.out, sinks=given.sinks, **tail))
+        out, lse = attention_paged(q, kv, seq, out=given.out, sinks=given.sinks, **tail)
+        return finished(given, out, lse, kv.v_pages)
 
     @drop_in(PAGED_PLAN.replace("non_blocking=True, ", ""))
     def workspace_size(given: Any) -> tuple[int, int]:
@@ -215,7 +226,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         own = given.self
         tail = own._tail(given, given.k, given.v)
         q, (k, v) = with_scale("q_scale", given, given.q), with_scales(given, given.k, given.v)
-        return finished(given, *attention_varlen(q, k, v, own.seq, out=given.out, **tail))
+        out, lse = attention_varlen(q, k, v, own.seq, out=given.out, **tail)
+        return finished(given, out, lse, given.v)
 
     begin_forward = plan
     forward, forward_return_lse = older_call(RAGGED_FORWARD, False), older_call(RAGGED_FORWARD, True)

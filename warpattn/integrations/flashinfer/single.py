@@ -10,8 +10,8 @@ import torch
 from warpattn.api import attention
 from warpattn.errors import AttentionError
 from warpattn.inputs import kind_of
-from warpattn.integrations.flashinfer.decode import BLOCK_SCALES
 from warpattn.integrations.flashinfer.layer import (
+    BLOCK_SCALES,
     Layer,
     check_output,
     dtype_of,
@@ -49,7 +49,7 @@ def single_decode_with_kv_cache(given: Given) -> Any:
     k, v = (heads_last(x, of_layout(given.kv_layout))[None] for x in (given.k, given.v))
     q = with_scale("q_scale", given, given.q[None, None])
     out, lse = attention(q, *with_scales(given, k, v), **layer.tail())
-    result = finished(given, out[0], lse[0])
+    result = finished(given, out[0], lse[0], v)
     return (result[0][0], result[1][0]) if isinstance(result, tuple) else result[0]
 
 
@@ -72,7 +72,7 @@ def single_prefill_with_kv_cache(given: Given) -> Any:
         layer = layer._replace(mask=layer.mask & Materialized(given.custom_mask.bool()[None]))
     k, v = (heads_last(x, of_layout(given.kv_layout))[None] for x in (given.k, given.v))
     out, lse = attention(with_scale("q_scale", given, q[None]), *with_scales(given, k, v), **layer.tail())
-    return finished(given, out[0], lse[0])
+    return finished(given, out[0], lse[0], v)
 
 
 def _with_mask(given: Given) -> Given:

@@ -12,7 +12,7 @@ from torch.nn.attention.flex_attention import AuxOutput, BlockMask
 
 from warpattn.api import attention
 from warpattn.errors import AttentionError, many
-from warpattn.inputs import kind_of
+from warpattn.inputs import kind_of, of_type
 from warpattn.integrations.autocast import autocast
 from warpattn.integrations.flex.blocks import LARGEST_BLOCK
 from warpattn.integrations.flex.modifiers import mask_of, score_of_call
@@ -73,7 +73,7 @@ def _check(given: Given) -> None:
     for name, x in tensors.items():
         if not isinstance(x, Tensor) or x.ndim != 4 or x.is_nested:
             plain = isinstance(x, Tensor) and not x.is_nested
-            got = f"a tensor of shape {tuple(x.shape)}" if plain else f"a {type(x).__name__}"
+            got = f"a tensor of shape {tuple(x.shape)}" if plain else of_type(x)
             raise AttentionError(f"{name} is {got}; it must be a tensor (batch, heads, seq, head_dim)")
     q, k = given.query, given.key
     if q.shape[1] != k.shape[1] and not given.enable_gqa:

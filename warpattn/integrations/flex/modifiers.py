@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from warpattn.errors import AttentionError
+from warpattn.inputs import of_type
 from warpattn.integrations.flex.blocks import LARGEST_BLOCK, BlockSparse
 from warpattn.integrations.flex.symbols import run
 from warpattn.language.expr import Expr, to_float, user_result_error
@@ -67,7 +68,7 @@ def mask_of(mask: BlockMask | Mask | Callable[..., Any]) -> Mask:
         return mask
     if not isinstance(mask, BlockMask):
         if not callable(mask):
-            raise AttentionError(f"block_mask is a {type(mask).__name__}; it must be a BlockMask or a mask_mod")
+            raise AttentionError(f"block_mask is {of_type(mask)}; it must be a BlockMask or a mask_mod")
         return MaskMod(mask)
     inner = MaskMod(mask.mask_mod)
     if min(mask.BLOCK_SIZE) >= LARGEST_BLOCK:  # FlexAttention's own "no blocks": one that covers everything
@@ -93,7 +94,7 @@ def _score(score: Score | Callable[..., Any], kept: bool) -> Score:
     if isinstance(score, Score):
         return score
     if not callable(score):
-        raise AttentionError(f"score_mod is a {type(score).__name__}; it must be a function")
+        raise AttentionError(f"score_mod is {of_type(score)}; it must be a function")
     return ScoreMod(score, kept=kept)
 
 

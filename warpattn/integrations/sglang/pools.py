@@ -17,6 +17,7 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from torch import Tensor
 
 from warpattn.errors import Rules
+from warpattn.inputs import of_type
 from warpattn.sequences import PagedKV
 from warpattn.sequences.latent import LatentPages
 from warpattn.serving.slots import append_slots
@@ -55,12 +56,12 @@ class Pool:
         latent = bool(getattr(runner, "use_mla_backend", False))
         rule = f"it must be {MLATokenToKVPool.__name__}" if latent else "it must be MHATokenToKVPool or SWAKVPool"
         known = type(pool) in POOLS and isinstance(pool, MLATokenToKVPool) == latent
-        if rules.require(known, f"the cache is a {type(pool).__name__}", rule):
+        if rules.require(known, f"the cache is {of_type(pool)}", rule):
             parts = (pool.full_kv_pool, pool.swa_kv_pool) if isinstance(pool, SWAKVPool) else (pool,)
             allowed = (*SIXTEEN_BIT, *EIGHT_BIT)
             listed = ", ".join(str(x).removeprefix("torch.") for x in allowed)
             for part in parts:
-                what = f"the cache has a part that is a {type(part).__name__}"
+                what = f"the cache has a part that is {of_type(part)}"
                 rules.require(type(part) in POOLS, what, "it must be MHATokenToKVPool")
                 fine = part.dtype in allowed or (not on_card and part.dtype == torch.float32)
                 rules.require(fine, f"the cache holds {part.dtype}", f"it must hold {listed}")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from warpattn.api import attention, attention_varlen
 from warpattn.errors import AttentionError
+from warpattn.inputs import of_type
 from warpattn.integrations.autocast import autocast
 from warpattn.integrations.transformers.continuous import read_cache
 from warpattn.integrations.transformers.masks import ForwardMask
@@ -82,7 +83,7 @@ def _refuse(options: dict[str, Any]) -> None:
         value = options.get(name)
         if value is None or value is False:
             continue
-        given = value if isinstance(value, bool | float | int) else f"a {type(value).__name__}"
+        given = value if isinstance(value, bool | float | int) else of_type(value)
         raise AttentionError(f"{name} is {given}; {advice}")
 
 
@@ -135,4 +136,4 @@ def _within_sequences(mask: Mask) -> Mask:
         case Causal() | SlidingWindow() | Full():
             return mask
     rule = "packed sequences take causal, bidirectional and sliding-window masks, and no padding"
-    raise AttentionError(f"cu_seq_lens_q is given and the mask has a {type(mask).__name__}; {rule}")
+    raise AttentionError(f"cu_seq_lens_q is given and the mask has {of_type(mask)}; {rule}")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
 from warpattn.errors import AttentionError
+from warpattn.inputs import of_type
 
 __all__ = ["admit", "read_cache"]
 
@@ -52,7 +53,7 @@ def read_cache(
     """Write a step's keys and values (1, heads, tokens, head_dim) into the cache; return all that its requests see, and
     set their offsets in `options`."""
     if not hasattr(cache, "update") or options.get("block_table") is not None:
-        given = "a block table" if hasattr(cache, "update") else f"a {type(cache).__name__}"
+        given = "a block table" if hasattr(cache, "update") else of_type(cache)
         raise AttentionError(f"cache is {given}; warpattn reads transformers' PagedAttentionCache by its index")
     what = {"key_states": key, "value_states": value, "layer_idx": module.layer_idx}
     if "kwargs" in inspect.signature(cache.update).parameters:

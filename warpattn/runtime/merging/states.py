@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules, many
-from warpattn.inputs import kind_of
+from warpattn.inputs import kind_of, of_type
 from warpattn.kernels.merge.launch import Result, merge_launches
 from warpattn.problem.backends import USE_REFERENCE, Backend
 from warpattn.problem.memory import overlap, overlaps_itself, overwrite
@@ -98,7 +98,7 @@ def _pairs(states: Sequence[object]) -> list[Result]:
         listed = states[0]
         fine = isinstance(listed, list | tuple) and all(isinstance(x, list | tuple) and len(x) == 2 for x in listed)
         if not fine:
-            raise AttentionError(f"states is a {type(listed).__name__} of something else; {rule}")
+            raise AttentionError(f"states is {of_type(listed)} of something else; {rule}")
         pairs = [Result(*pair) for pair in listed]  # pyright: ignore[reportGeneralTypeIssues]
     else:
         if len(states) % 2:

@@ -27,7 +27,7 @@ def good() -> dict:
     ("change", "message"),
     [
         ({"z": 1}, "no parameter 'z'; it has x, y, out, n"),
-        ({"n": None}, "n is a NoneType; the kernel takes a number"),
+        ({"n": None}, "n is None; the kernel takes a number"),
         ({"n": 1.5}, "n is 1.5; the kernel takes an integer"),
         ({"n": float("nan")}, "n is nan; the kernel takes an integer"),
         ({"n": float("inf")}, "n is inf; the kernel takes an integer"),
@@ -94,7 +94,7 @@ def test_arguments_that_are_no_mapping(kernel):
         ({"num_ctas": 32}, "num_ctas is 32; it must be a power of two up to 16"),
         ({"num_stages": "x"}, "num_stages is 'x'; it must be an integer from 1 on"),
         ({"arch": []}, "arch is \\[\\]; it must be one of sm90"),
-        ({"kernel": 3}, "kernel is a int; it must be a @triton.jit or @gluon.jit function"),
+        ({"kernel": 3}, "kernel is an int; it must be a @triton.jit or @gluon.jit function"),
         ({"signature": None}, "signature is None; it must map the names of parameters to values"),
         ({"constexprs": 3}, "constexprs is 3; it must map"),
         ({"signature": {**SIGNATURE, "n": "int"}}, "the type 'int' is not known to Triton"),
@@ -113,7 +113,7 @@ def test_schedules_targets_and_kernels(kernel):
         simulate(kernel, (1,), good(), schedule="best")
     with pytest.raises(SimulationError, match="arch is 'sm80'"):
         compile_for("sm80", kernels.binary_kernel, SIGNATURE, CONSTANTS)
-    with pytest.raises(SimulationError, match="a int is no compiled kernel"):
+    with pytest.raises(SimulationError, match="an int is no compiled kernel"):
         simulate(3, (1,), {})
     with pytest.raises(SimulationError, match="no TTGIR"):
         simulate("tt.func", (1,), {})

@@ -76,7 +76,7 @@ def test_arguments_that_the_kernel_was_not_compiled_for(change, message):
         (TYPES, {"N": 64}, "OP is constexpr; its value is missing"),
         ({"x": "*fp32"}, {"N": 64, "OP": "add"}, "y is missing in the signature"),
         (TYPES | {"n": "i32:many"}, {"N": 64, "OP": "add"}, "the type 'i32:many' has no number after its colon"),
-        (TYPES | {"x": object()}, {"N": 64, "OP": "add"}, "x is a object; give its type instead"),
+        (TYPES | {"x": object()}, {"N": 64, "OP": "add"}, "x is an object; give its type instead"),
     ],
 )
 def test_signatures_that_do_not_fit(types, constants, message):

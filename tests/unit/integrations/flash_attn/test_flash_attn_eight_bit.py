@@ -218,7 +218,7 @@ def test_factors_that_do_not_fit(given, message):
 
 
 @pytest.mark.parametrize(
-    ("k", "message"), [(None, "^k is a NoneType"), (torch.zeros(B, HKV, D).to(E4M3), "k has shape")]
+    ("k", "message"), [(None, "^k is None"), (torch.zeros(B, HKV, D).to(E4M3), "k has shape")]
 )
 def test_faults_of_keys_are_named_first(k, message):
     with pytest.raises(wa.AttentionError, match=message):

@@ -366,7 +366,7 @@ BLOCKS = flex.create_block_mask(causal, None, None, 40, 40, device="cpu")
         (qkv(20, 40), {"block_mask": BLOCKS}, r"^block_mask has shape \(1, 1, 40, 40\)"),
         (qkv(), {"block_mask": flex.create_block_mask(causal, 3, None, 40, 40, device="cpu")}, "^block_mask has shape"),
         (qkv(), {"block_mask": BLOCKS[:, :, 0]}, "sliced BlockMask"),
-        (qkv(), {"block_mask": 3}, "^block_mask is a int"),
+        (qkv(), {"block_mask": 3}, "^block_mask is an int"),
         (qkv(), {"score_mod": "alibi"}, "^score_mod is a str"),
         ((torch.randn(4, 16),) * 3, {}, r"^query is a tensor of shape \(4, 16\)"),
         (("q", "k", "v"), {}, "^query is a str"),

@@ -71,7 +71,7 @@ def test_what_a_check_has_read_is_checked_again(name, card):
         ({"return_lse": 0}, "return_lse is 0"),
         ({"mask": "causal"}, "mask is a str"),
         ({"mask": wa.Causal}, "mask is the class Causal"),
-        ({"score": 3}, "score is a int"),
+        ({"score": 3}, "score is an int"),
         ({"q": torch.zeros(B, S, H, D)}, "must have the dtype of q"),
         ({"q": [[1.0]]}, "q is a list"),
         ({"out": torch.zeros(1)}, "out has shape"),

@@ -363,7 +363,7 @@ def test_the_architecture_whose_kernels_the_server_reads(words: list[str], arch:
 
 @pytest.mark.parametrize(
     ("model", "arch", "message"),
-    [(LLAMA, "sm80", "arch is 'sm80'"), (7, "sm90", "model is a int"), (["llama"], "sm90", "model is a list")],
+    [(LLAMA, "sm80", "arch is 'sm80'"), (7, "sm90", "model is an int"), (["llama"], "sm90", "model is a list")],
 )
 def test_what_is_refused(model: object, arch: str, message: str) -> None:
     with pytest.raises(wa.AttentionError, match=message):
