@@ -204,10 +204,7 @@ class Job:
             peak = self.sinks.detach()[:, None].expand_as(total)
             total = total + torch.exp(self.sinks[:, None] - _finite(peak))
         for lo, hi, masked in key_tiles(*span):
-            s = self.scale * k.scores(grouped, lo, hi).view(where.heads, rows, hi - lo)  # [Hq, M, N]
-            env = where.grid(start, rows, lo, hi)
-            keep = evaluate(self.mask.keep, env, self.mask.tensors, self.dtype).to(s.device) if masked else None
-            s = self.modify(env, s, keep)
+            s, keep = self.scores(where, (start, start + rows), (lo, hi, masked), grouped, k)
             old, peak = peak, torch.maximum(peak, s.detach().amax(-1))
             p = torch.exp(s - _finite(peak)[..., None])
             alpha = torch.exp(old - _finite(peak))
@@ -221,6 +218,17 @@ class Job:
         safe = total.masked_fill(empty, 1.0)
         lse = (_finite(peak) + torch.log(safe)).masked_fill(empty, -torch.inf)
         return acc / safe[..., None], lse
+
+    def scores(
+        self, where: Place, rows: tuple[int, int], tile: tuple[int, int, bool], grouped: Tensor, k: FinitePart
+    ) -> tuple[Tensor, Tensor | None]:
+        """Scores [Hq, M, N] of rows (start, stop), `grouped` [Hkv, G*M, D], over a tile of keys, hidden ones -inf, and
+        what the mask keeps, None where all are visible."""
+        (start, stop), (lo, hi, masked) = rows, tile
+        s = self.scale * k.scores(grouped, lo, hi).view(where.heads, stop - start, hi - lo)
+        env = where.grid(start, stop - start, lo, hi)
+        keep = evaluate(self.mask.keep, env, self.mask.tensors, self.dtype).to(s.device) if masked else None
+        return self.modify(env, s, keep), keep
 
     def modify(self, env: dict[str, Tensor | int | float], s: Tensor, keep: Tensor | None) -> Tensor:
         """Scores [Hq, M, N] after the score function, hidden ones -inf; `keep` is None where all are visible."""

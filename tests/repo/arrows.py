@@ -64,7 +64,7 @@ ALLOWED: dict[str, set[str]] = {
     "distributed": HOST | {"runtime", "serving"},
     "public": HOST | {"api", "reference", "runtime", "serving"},
     ROOT: {"public", "runtime"},
-    "integrations": VALUES | {"api", "serving", ROOT},
+    "integrations": VALUES | {"api", "reference", "serving", ROOT},
     "cli": HOST | {"api", "reference", "runtime", "serving", "sim", "sim.host", "machine_code", "integrations", ROOT},
     "__main__": {"cli", "runtime"},
 }

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack
-from torch.nn.attention.flex_attention import AuxOutput, BlockMask
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from warpattn.api import attention
 from warpattn.errors import AttentionError, many
 from warpattn.inputs import kind_of, of_type
 from warpattn.integrations.autocast import autocast
 from warpattn.integrations.flex.blocks import LARGEST_BLOCK
+from warpattn.integrations.flex.maxima import max_scores
 from warpattn.integrations.flex.modifiers import mask_of, score_of_call
 from warpattn.integrations.signature import Given
 from warpattn.masks import Mask
@@ -48,7 +49,7 @@ def attend(given: Given) -> Any:
     out, lse = result if isinstance(result, tuple) else (result, None)
     out = out.transpose(1, 2).permute(order).contiguous().permute([order.index(i) for i in range(4)])
     if aux is not None:
-        return out, AuxOutput(lse=lse)
+        return out, AuxOutput(lse, max_scores(q, k, mask, score, given.scale) if aux.max_scores else None)
     return (out, lse) if with_lse else out
 
 
@@ -80,8 +81,8 @@ def _check(given: Given) -> None:
         raise AttentionError(f"query has {many(q.shape[1], 'head')} and key {k.shape[1]}; that needs enable_gqa=True")
     if not isinstance(given.kernel_options, Mapping | None):
         raise AttentionError(f"kernel_options is {kind_of(given.kernel_options)}; it must be None or a dictionary")
-    if given.return_aux is not None and given.return_aux.max_scores:
-        raise AttentionError("return_aux.max_scores is True; only the LSE is available: AuxRequest(lse=True)")
+    if not isinstance(given.return_aux, AuxRequest | None):
+        raise AttentionError(f"return_aux is {kind_of(given.return_aux)}; it must be None or an AuxRequest")
     if given.return_aux is not None and given.return_lse:
         raise AttentionError("return_lse is True and return_aux is given; use return_aux=AuxRequest(lse=True) alone")
     mask = given.block_mask

@@ -49,6 +49,14 @@ def round_half_even(x: Any) -> Any:
     return where((rest > 0.5) | ((rest == 0.5) & _is_odd(below)), below + 1.0, below)
 
 
+def _rounded(x: Any, decimals: int = 0) -> Any:
+    """Round to a number of decimals, which may be negative."""
+    if not decimals or not is_float(x):
+        return round_half_even(x)
+    unit = 10.0 ** abs(decimals)
+    return round_half_even(x * unit) / unit if decimals > 0 else round_half_even(x / unit) * unit
+
+
 def _is_odd(whole: Any) -> Any:
     """Whether a whole number of floating type is odd."""
     return floor(whole * 0.5) * 2.0 != whole
@@ -137,6 +145,13 @@ def gelu(x: Any, approximate: str = "none") -> Any:
     return x * (erf(x * math.sqrt(0.5)) + 1.0) * 0.5
 
 
+def mish(x: Any) -> Any:
+    """x tanh(softplus(x)), by an exponential that is at most 1."""
+    small = exp(-_size(x))
+    above = where(x < 0, small * (small + 2.0), small * 2.0 + 1.0)
+    return x * above / (above + where(x < 0, 2.0, small * small * 2.0))
+
+
 def elu(x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Any:
     """scale x, and below 0 scale alpha (e^(input_scale x) - 1)."""
     return where(x > 0, to_float(x), (exp(minimum(x, 0) * input_scale) - 1.0) * alpha) * scale
@@ -201,6 +216,25 @@ def finite_number(x: Any, nan: float = 0.0, posinf: float | None = None, neginf:
     return where(x != x, nan, where(x == math.inf, high, where(x == -math.inf, low, x)))
 
 
+def _area(x: Any, step: float) -> Any:
+    """log(x + sqrt(x^2 + step)) of an x that is not negative."""
+    near = minimum(to_float(x), WHOLE)
+    return where(x > WHOLE, log(maximum(x, 1.0)) + math.log(2.0), log(near + root(near * near + step)))
+
+
+def _area_sine(x: Any) -> Any:
+    """The number whose hyperbolic sine is x."""
+    value = _area(_size(x), 1.0)
+    return where(x < 0, -value, value)
+
+
+def is_close(a: Any, b: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Any:
+    """Whether |a - b| is at most atol + rtol |b|, or both are equal."""
+    distance = abs(a - b)
+    close = (a == b) | ((distance < math.inf) & (distance <= abs(b * rtol) + atol))
+    return close | ((a != a) & (b != b)) if equal_nan else close
+
+
 def log_sum_exp(a: Any, b: Any) -> Any:
     """log(e^a + e^b)."""
     return where((a == b) & (abs(a) == math.inf), a, maximum(a, b) + log(exp(-abs(a - b)) + 1.0))
@@ -210,12 +244,16 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "floor": floor,
     "ceil": lambda x: -floor(-x),
     "trunc": truncate,
-    "round": round_half_even,
+    "round": _rounded,
     "frac": lambda x: x - truncate(x),
     "fmod": remainder_to_zero,
     "sign": lambda x: where(x > 0, 1, where(x < 0, -1, 0)) * (1.0 if is_float(x) else 1),
     "heaviside": lambda x, values: where(x > 0, 1.0, where(x < 0, 0.0, values)),
     "isfinite": lambda x: abs(x) < math.inf,
+    "isposinf": lambda x: x == math.inf,
+    "isneginf": lambda x: x == -math.inf,
+    "isclose": is_close,
+    "signbit": lambda x: _is_negative(x) if is_float(x) else x < 0,
     "nan_to_num": finite_number,
     "exp": exp,
     "exp2": lambda x: exp(x * math.log(2.0)),
@@ -225,6 +263,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "log10": lambda x: log(x) * (1.0 / math.log(10.0)),
     "log1p": lambda x: log(x + 1.0),
     "logaddexp": log_sum_exp,
+    "logaddexp2": lambda a, b: log_sum_exp(a * math.log(2.0), b * math.log(2.0)) / math.log(2.0),
     "logit": lambda x, eps=None: logit(x if eps is None else minimum(maximum(x, eps), 1.0 - eps)),
     "sqrt": root,
     "rsqrt": lambda x: root(x, -0.5),
@@ -235,6 +274,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "tanh": tanh,
     "sinh": lambda x: (exp(x) - exp(-x)) * 0.5,
     "cosh": lambda x: (exp(x) + exp(-x)) * 0.5,
+    "asinh": _area_sine,
+    "acosh": lambda x: _area(x, -1.0),
+    "atanh": lambda x: log((x + 1.0) / (1.0 - x)) * 0.5,
+    "asin": lambda x: arc_tangent_of_quotient(x, root(1.0 - x * x)),
+    "acos": lambda x: arc_tangent_of_quotient(root(1.0 - x * x), x),
     "deg2rad": lambda x: x * (math.pi / 180.0),
     "rad2deg": lambda x: x * (180.0 / math.pi),
     "copysign": with_sign,
@@ -248,6 +292,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "softplus": softplus,
     "silu": lambda x: x * sigmoid(x),
     "gelu": gelu,
+    "mish": mish,
     "elu": elu,
     "celu": lambda x, alpha=1.0: elu(x, alpha, 1.0, 1.0 / alpha),
     "selu": lambda x: elu(x, 1.6732632423543772, 1.0507009873554805),
@@ -257,6 +302,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "hardtanh": lambda x, min_val=-1.0, max_val=1.0: between(x, min_val, max_val),
     "hardsigmoid": lambda x: between(x / 6.0 + 0.5, 0.0, 1.0),
     "hardswish": lambda x: x * between(x / 6.0 + 0.5, 0.0, 1.0),
+    "softshrink": lambda x, lambd=0.5: where(x > lambd, x - lambd, where(x < -lambd, x + lambd, x * 0.0)),
+    "hardshrink": lambda x, lambd=0.5: where((x >= -lambd) & (x <= lambd), 0.0, x),
+    "tanhshrink": lambda x: x - tanh(x),
+    "prelu": lambda x, weight: where(x > 0, x, x * weight),
     "softsign": lambda x: x / (abs(x) + 1.0),
     "threshold": lambda x, threshold, value: where(x <= threshold, value, x),
     "reciprocal": lambda x: 1.0 / x,

@@ -360,7 +360,7 @@ BLOCKS = flex.create_block_mask(causal, None, None, 40, 40, device="cpu")
     ("tensors", "options", "message"),
     [
         (qkv(), {"kernel_options": 64}, r"^kernel_options is 64; it must be None or a dictionary"),
-        (qkv(), {"return_aux": flex.AuxRequest(max_scores=True)}, r"^return_aux.max_scores is True"),
+        (qkv(), {"return_aux": {"lse": True}}, "^return_aux is {'lse': True}; it must be None or an AuxRequest"),
         (qkv(), {"return_aux": flex.AuxRequest(lse=True), "return_lse": True}, r"^return_lse is True and return_aux"),
         (qkv(kv_heads=HKV), {}, r"^query has 4 heads and key 2; that needs enable_gqa=True"),
         (qkv(20, 40), {"block_mask": BLOCKS}, r"^block_mask has shape \(1, 1, 40, 40\)"),

@@ -6,6 +6,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import flex_attention as flex
 
 import warpattn as wa
+from warpattn import reference
 from warpattn.integrations.flex import call, flex_attention
 
 B, H, S, D, DV = 2, 3, 8, 16, 24
@@ -77,3 +78,25 @@ def test_an_lse_is_computed_only_for_the_caller(monkeypatch):
     assert flex_attention(*qkv, return_aux=flex.AuxRequest())[1] == flex.AuxOutput()
     assert flex_attention(*qkv, return_aux=flex.AuxRequest(lse=True))[1].lse.shape == (B, H, S)
     assert wanted == [False, True, False, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_the_largest_scores(dtype, monkeypatch):
+    """Beside scores written out, over several tiles of rows and keys; no gradient reaches them, as in torch."""
+    monkeypatch.setattr(reference, "TILE_SCORES", 1 << 14)
+    monkeypatch.setattr(reference, "TILE_KEYS", 64)
+    q, k, v = (torch.randn(B, heads, 150, D, dtype=dtype, requires_grad=True) for heads in (4, 2, 2))
+    rows, keys = torch.arange(150)[:, None], torch.arange(150)
+    seen, bias = (keys <= rows) & (rows > 5), torch.randn(4, 150).to(dtype)
+    mask = flex.create_block_mask(lambda b, h, i, j: (j <= i) & (i > 5), None, None, 150, 150, "cpu", BLOCK_SIZE=16)
+    exact = torch.promote_types(dtype, torch.float32)
+    scores = 0.3 * q.to(exact) @ k.repeat_interleave(2, 1).to(exact).mT
+    for options, expected in (({}, scores), ({"score_mod": lambda s, b, h, i, j: s + bias[h, j], "block_mask": mask},
+                              (scores + bias[:, None]).masked_fill(~seen, -torch.inf))):  # fmt: skip
+        wanted = flex.AuxRequest(lse=True, max_scores=True)
+        out, aux = flex_attention(q, k, v, scale=0.3, enable_gqa=True, return_aux=wanted, **options)
+        torch.testing.assert_close(aux.max_scores, expected.amax(-1).detach())
+        assert out.requires_grad and aux.lse.shape == aux.max_scores.shape and not aux.max_scores.requires_grad
+    assert (aux.max_scores[:, :, :6] == -torch.inf).all()
+    _, aux = flex_attention(q[:0], k[:0], v[:0], enable_gqa=True, return_aux=flex.AuxRequest(max_scores=True))
+    assert aux.lse is None and aux.max_scores.shape == (0, 4, 150)
