@@ -23,6 +23,7 @@ from warpattn.integrations.flash_attn.latent import absorbed
 from warpattn.integrations.flash_attn.modifiers import Tail, two_limits
 from warpattn.integrations.signature import Given, require_integers
 from warpattn.quantized import EIGHT_BIT, split
+from warpattn.scores import CustomScore, chained
 from warpattn.sequences import PagedKV
 from warpattn.sequences.latent_query import parted
 from warpattn.serving.append import append_paged
@@ -55,18 +56,19 @@ def _cached(given: Given, tail: Tail) -> tuple[Tensor, Tensor]:
     if given.rotary_cos is None:  # then nothing is rotated, though programs pass it
         given = Given(vars(given) | {"rotary_seqlens": None})
     stored = _stored(given)
+    apart = _beside(given)
     with torch.no_grad():
         before = _lengths(given)
         q, after = given.q, before
         if given.k is not None:
             assert before is not None  # _check
-            after = _append(given, before, stored)
+            after = _append(_as_stored(given, stored, apart), before)
             if given.rotary_cos is not None:
                 q = _rotated_queries(given, before if given.rotary_seqlens is None else given.rotary_seqlens)
         turned = Given(vars(given) | {"q": q} | dict(zip(("k_cache", "v_cache"), stored, strict=True)))
         latent = turned if given.qv is None else absorbed(turned, "k_cache", "v_cache")
         q = descaled.of_queries(latent.q, given.k_cache, given.cu_seqlens_q, given.q_descale, given.qv)
-        return _attend(latent, q, after, tail)
+        return _scaled_back(given, _attend(latent, q, after, _with_factor(tail, apart)), apart)
 
 
 def _check(given: Given) -> None:
@@ -101,9 +103,9 @@ def _check(given: Given) -> None:
         what = f"{name} must have {many(size, 'element')} for {many(batch, 'sequence')}"
         require(bool(reasons) or x is None or len(x) == size, what)
     for name, x in (("k", given.k), ("v", given.v)):
-        rule = "new keys and values have 16 bits, also where a cache has 8"
-        dtype = getattr(x, "dtype", None)
-        require(dtype not in EIGHT_BIT, f"{name} has dtype {dtype}; {rule}")
+        dtype, stored = getattr(x, "dtype", None), getattr(given, f"{name}_cache").dtype
+        rule = f"new keys and values have 16 bits, or the dtype of {name}_cache, {stored}, and no rotation"
+        require(dtype not in EIGHT_BIT or (dtype == stored and not rotary), f"{name} has dtype {dtype}; {rule}")
     turned = rotary and getattr(given.q, "dtype", None) in EIGHT_BIT
     require(not turned, "q has 8 bits; queries that are rotated have 16: pass fp16 or bf16")
     if reasons:
@@ -166,12 +168,59 @@ def _stored(given: Given) -> tuple[descaled.Rows, descaled.Rows]:
     return descaled.of_batch(k, v, factors) if given.k is None else descaled.of_pages(k, v, batch, factors)
 
 
-def _append(given: Given, before: Tensor, stored: tuple[descaled.Rows, descaled.Rows]) -> Tensor:
+def _beside(given: Given) -> descaled.Factors:
+    """Return factors of keys and values that are no scales of the cache, because sequences differ."""
+    if _own_pages(given) and given.k is None:
+        return descaled.Factors(None, None)
+    return descaled.beside(descaled.Factors(given.k_descale, given.v_descale), _queries(given).shape[-2])
+
+
+def _as_stored(given: Given, stored: tuple[descaled.Rows, descaled.Rows], apart: descaled.Factors) -> Given:
+    """Return the arguments with new keys and values as the cache has them, and their scales: what has 8 bits stays as
+    it is, what has a factor of its sequence alone is divided by it, in fp32."""
+    exact = apart.k is not None or apart.v is not None
+    new: dict[str, Any] = {name: getattr(given, name) for name in ("rotary_cos", "rotary_sin")}
+    new = {name: x.float() if exact and x is not None else x for name, x in new.items()}
+    cu, batch = given.cu_seqlens_k_new, _batch(given)
+    for name, rows, differs in zip("kv", stored, apart, strict=False):
+        x, (_, scale), factor = getattr(given, name), split(rows), getattr(given, f"{name}_descale")
+        if x.dtype in EIGHT_BIT:
+            x, scale = x.to(torch.bfloat16), None
+        elif exact:
+            x = x.float()
+            if differs is not None and x.shape[-2] == factor.shape[1] and (cu is not None or len(x) == batch):
+                own = factor[:, None] if cu is None else factor[packed.divided("cu_seqlens_k_new", cu, len(x)).sequence]
+                x = x / own[..., None]
+        new |= {name: x, f"{name}_scale": scale}
+    return Given(vars(given) | new)
+
+
+def _with_factor(tail: Tail, apart: descaled.Factors) -> Tail:
+    """Return the keywords with scores multiplied by the keys' factors before anything else."""
+    if apart.k is None:
+        return tail
+    return tail._replace(score=chained(CustomScore(_times, factor=apart.k), tail.score))
+
+
+def _times(s: Any, b: Any, h: Any, q: Any, k: Any, factor: Any) -> Any:
+    return s * factor[b, h]
+
+
+def _scaled_back(given: Given, result: tuple[Tensor, Tensor], apart: descaled.Factors) -> tuple[Tensor, Tensor]:
+    """Multiply outputs by the values' factors."""
+    (out, lse), factor = result, apart.v
+    if factor is None:
+        return result
+    at = None if given.cu_seqlens_q is None else packed.divided("cu_seqlens_q", given.cu_seqlens_q, len(out))
+    rows = factor[:, None] if at is None else factor[at.sequence]
+    return (out.float() * rows[..., None]).to(out.dtype), lse
+
+
+def _append(given: Given, before: Tensor) -> Tensor:
     """Write the new keys and values into the cache; return the lengths with them."""
-    (_, k_scale), (_, v_scale) = map(split, stored)
     k, v, table = given.k, given.v, _table(given)
-    tail: dict[str, Any] = {"cos": given.rotary_cos, "sin": given.rotary_sin, "k_scale": k_scale, "v_scale": v_scale}
-    tail["interleaved"] = bool(given.rotary_interleaved)
+    tail: dict[str, Any] = {"cos": given.rotary_cos, "sin": given.rotary_sin, "k_scale": given.k_scale}
+    tail |= {"v_scale": given.v_scale, "interleaved": bool(given.rotary_interleaved)}
     if given.cu_seqlens_k_new is None and given.rotary_seqlens is None:
         after = before + k.shape[1]
         append_paged(given.k_cache, given.v_cache, table, after, k, v, **tail)

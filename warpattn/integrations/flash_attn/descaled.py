@@ -2,7 +2,8 @@
 A factor of queries applies to all query heads that share the key head.
 
     equal for all sequences   a scale per head (heads,): one sequence, a stride of 0, or equal values on a CPU
-    else                      a scale per token, if each token belongs to one sequence: not for pages of a table
+    else                      a scale per token, if each token belongs to one sequence; over pages of a table factors of
+                              scores and of outputs (`beside`)
 
 flash-attn 3 reads factors of tensors of 8 bits only: without one they are ignored (`read`).
 Nothing is read from a card, so factors that only happen to be equal count as different there.
@@ -24,8 +25,18 @@ from warpattn.quantized import EIGHT_BIT, Quantized, check_scale_values
 from warpattn.sequences.latent_query import LatentQuery
 
 __all__ = [
-    "Factors", "QueryRows", "Rows", "changed", "forward_only", "of_batch", "of_pages", "of_queries", "of_rows", "read",
-]  # fmt: skip
+    "Factors",
+    "QueryRows",
+    "Rows",
+    "beside",
+    "changed",
+    "forward_only",
+    "of_batch",
+    "of_pages",
+    "of_queries",
+    "of_rows",
+    "read",
+]
 
 Rows = Tensor | Quantized  # queries, keys or values, 8-bit ones with a scale per head or token
 QueryRows = Rows | LatentQuery
@@ -91,8 +102,15 @@ def of_rows(k: Tensor, v: Tensor, cu: Tensor, factors: Factors) -> tuple[Rows, R
 
 
 def of_pages(k: Tensor, v: Tensor, batch: int, factors: Factors) -> tuple[Rows, Rows]:
-    """Return pages (num_pages, page_size, heads, head_dim) with scales, which all sequences share."""
+    """Return pages (num_pages, page_size, heads, head_dim) with the scales that all sequences share; see `beside`."""
     return (k, v) if _unscaled(factors, (k, v), 4) else _descaled(k, v, factors, batch, None)
+
+
+def beside(factors: Factors, heads: int) -> Factors:
+    """Return those factors that pages cannot have as scales, since sequences differ, for `heads` query heads: fp32
+    (batch, heads)."""
+    differ = [None if x is None or _shared(x) else x for x in (factors.k, factors.v)]
+    return Factors(*(x if x is None else x.repeat_interleave(heads // max(x.shape[1], 1), 1) for x in differ))
 
 
 def of_queries(q: Tensor, k: Any, cu: Tensor | None, factor: Any, qv: Any = None) -> Rows:
@@ -174,8 +192,6 @@ def _scale(rules: Rules, name: str, x: Tensor, factor: Any, batch: int, spread: 
             return factor[0]
         if spread is not None:
             return spread(factor, x)
-        rule = "in pages and while k and v are appended all sequences share it: give one row, .expand(batch, -1)"
-        rules.add(f"{name} may differ between sequences", rule)
     return None
 
 

@@ -28,9 +28,7 @@ def get_batch_indices_positions(given: Given) -> tuple[Tensor, Tensor]:
     """The request and the position of each of `nnz` new tokens, int32 (nnz,); the last one sits at the end of seq_lens
     (batch,), which count new tokens, too. Rows from append_indptr[-1] on are padding: -1 and 0."""
     starts, lengths = given.append_indptr, given.seq_lens
-    if len(starts) != len(lengths) + 1:
-        rule = f"it must have one more than seq_lens, {len(lengths) + 1}"
-        raise AttentionError(f"append_indptr has {many(len(starts), 'element')}; {rule}")
+    _check_offsets("append_indptr", starts, "seq_lens", lengths)
     rows = torch.arange(given.nnz, device=starts.device, dtype=starts.dtype)
     if len(lengths):
         batch = torch.bucketize(rows, starts[1:].contiguous(), right=True)
@@ -49,9 +47,11 @@ def get_batch_indices_positions(given: Given) -> tuple[Tensor, Tensor]:
     return results[0], results[1]
 
 
-def get_seq_lens(kv_indptr: Tensor, kv_last_page_len: Tensor, page_size: int) -> Tensor:
+@drop_in("kv_indptr: ints, kv_last_page_len: ints, page_size: count")
+def get_seq_lens(given: Given) -> Tensor:
     """The number of keys of each request (batch,) whose pages are listed by kv_indptr (batch + 1,)."""
-    return (kv_indptr.diff() - 1).clamp(min=0) * page_size + kv_last_page_len
+    _check_offsets("kv_indptr", given.kv_indptr, "kv_last_page_len", given.kv_last_page_len)
+    return (given.kv_indptr.diff() - 1).clamp(min=0) * given.page_size + given.kv_last_page_len
 
 
 @drop_in(
@@ -76,6 +76,12 @@ def append_paged_mla_kv_cache(given: Given) -> None:
     """The same for latents append_ckv (tokens, 512), append_kpe (tokens, 64), into caches (pages, rows, columns)."""
     new, caches = (given.append_ckv, given.append_kpe), (given.ckv_cache, given.kpe_cache)
     _append(given, tuple(x[:, None] for x in new), tuple(x[:, :, None] for x in caches))
+
+
+def _check_offsets(name: str, starts: Tensor, other: str, lengths: Tensor) -> None:
+    if len(starts) != len(lengths) + 1:
+        rule = f"it must have one more than {other}, {len(lengths) + 1}"
+        raise AttentionError(f"{name} has {many(len(starts), 'element')}; {rule}")
 
 
 def _append(given: Given, new: tuple[Tensor, ...], pages: tuple[Tensor, ...]) -> None:

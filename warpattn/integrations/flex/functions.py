@@ -222,8 +222,9 @@ FUNCTIONS = _OPERATORS | _ARITHMETIC | _LOGIC | elementary.FUNCTIONS | _KINDS
 _ALIASES = {
     "sub": "subtract", "mul": "multiply", "div": "divide true_divide truediv", "floordiv": "floor_divide",
     "mod": "remainder", "neg": "negative", "abs": "absolute", "minimum": "min fmin",
-    "maximum": "max fmax", "clamp": "clip", "sigmoid": "expit", "sign": "sgn", "pos": "positive", "asin": "arcsin", "acos": "arccos", "asinh": "arcsinh", "acosh": "arccosh",
-    "atanh": "arctanh", "log_sigmoid": "logsigmoid",
+    "maximum": "max fmax", "clamp": "clip", "sigmoid": "expit", "sign": "sgn",
+    "pos": "positive", "asin": "arcsin", "acos": "arccos", "asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh",
+    "log_sigmoid": "logsigmoid",
     "atan": "arctan", "atan2": "arctan2", "trunc": "fix", "lt": "less", "le": "less_equal", "gt": "greater",
     "ge": "greater_equal", "ne": "not_equal", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
     "invert": "bitwise_not", "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",

@@ -178,6 +178,26 @@ def test_padding_and_back():
     torch.testing.assert_close(back[1, 1:3], truth.attend(q, k, v, truth.causal)[0])
     _, _, cu_seqlens, _, lengths = unpad_input(hidden, real, unused_mask=1 - real)
     assert (cu_seqlens.tolist(), lengths.tolist()) == ([0, 4, 8], [3, 2])
+    assert unpad_input(hidden[:0], real[:0])[3] == 0
+
+
+def test_padding_of_rows_with_several_sequences():
+    from flash_attn.bert_padding import index_first_axis_residual, pad_input, unpad_input_for_concatenated_sequences
+
+    lengths = torch.tensor([[2, 3, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0], [0, 6, 0, 0, 0, 0], [1, 0, 1, 0, 0, 0]])
+    hidden = torch.randn(4, 6, 5, requires_grad=True)
+    rows, indices, cu_seqlens, longest = unpad_input_for_concatenated_sequences(hidden, lengths)
+    assert (cu_seqlens.tolist(), cu_seqlens.dtype, longest) == ([0, 2, 5, 11, 12, 13], torch.int32, 6)
+    real = torch.arange(6) < torch.tensor([5, 0, 6, 2])[:, None]
+    assert torch.equal(rows, hidden[real]) and torch.equal(indices, real.flatten().nonzero().flatten())
+    assert torch.equal(pad_input(rows, indices, 4, 6), hidden * real[..., None])
+    taken, whole = index_first_axis_residual(hidden.flatten(0, 1), indices)
+    (gradient,) = torch.autograd.grad(taken.sum() + 2 * whole.sum(), hidden)
+    assert torch.equal(taken, rows) and torch.equal(gradient, 2.0 + real[..., None].expand(4, 6, 5).float())
+    assert unpad_input_for_concatenated_sequences(hidden[:1], lengths[1:2])[2:] == (torch.zeros(1), 0)
+    for wrong in ([[5, 2, 0, 0, 0, 0]], [[-1, 2, 0, 0, 0, 0]]):
+        with pytest.raises(wa.AttentionError, match=r"^attention_mask_in_length has a row \[(5|-1), 2, .*at most 6"):
+            unpad_input_for_concatenated_sequences(hidden[:1], torch.tensor(wrong))
 
 
 FUNCTIONS = [getattr(version2, name) for name in version2.__all__]

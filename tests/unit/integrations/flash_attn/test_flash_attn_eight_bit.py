@@ -173,28 +173,101 @@ def test_queries_that_are_rotated_have_16_bits():
         )  # fmt: skip
 
 
-def test_8_bit_pages_share_their_factors():
-    q, table = fresh(1, H), torch.tensor([[7, 1, 0], [2, 9, 3], [4, 8, 5]], dtype=torch.int32)
-    pages = [torch.randn(10, 4, HKV, D).to(E4M3) for _ in range(2)]
-    shared, differing = (torch.rand(1, HKV) + 0.5).repeat(B, 1), torch.rand(B, HKV) + 0.5
-    call = {"cache_seqlens": LENGTHS + 1, "page_table": table, "v_descale": shared}
-    out = version3.flash_attn_with_kvcache(q, *pages, k_descale=shared, **call)
-    meant = [x.float() * shared[0, :, None] for x in pages]
-    expected = version3.flash_attn_with_kvcache(q, *meant, cache_seqlens=LENGTHS + 1, page_table=table)
-    torch.testing.assert_close(out, expected)
-    for given in ({}, {"k": fresh(1), "v": fresh(1)}):
-        with pytest.raises(wa.AttentionError, match=r"^k_descale may differ between sequences"):
-            version3.flash_attn_with_kvcache(q, *pages, k_descale=differing, **call, **given)
+TABLE = torch.tensor([[7, 1, 0], [2, 9, 3], [4, 8, 5]], dtype=torch.int32)
+
+
+def pages_of(k, v, size=4):
+    """Pages that hold caches (B, 12, heads, dim) by TABLE, 0 elsewhere."""
+    pages = [torch.zeros(10, size, HKV, D) for _ in (k, v)]
+    for target, x in zip(pages, (k, v), strict=True):
+        rows = torch.cat([x.float(), torch.zeros(B, -12 % size, HKV, D)], 1).unflatten(1, (-1, size))
+        target[TABLE[:, : rows.shape[1]].long()] = rows
+    return pages
+
+
+@pytest.mark.parametrize(("differ", "backend"), [((True, True), "simulate:sm90"), *(
+    (x, "reference") for x in product((True, False), (True, False)))], ids=str)  # fmt: skip
+def test_8_bit_pages_and_factors_of_each_sequence(differ, backend, monkeypatch):
+    """Over a page that two sequences share, too; softcap comes after the keys' factors."""
+    choose = rules.choose_backend
+    q, starts = fresh(2, H).bfloat16(), {"cu_seqlens_q": torch.tensor([0, 1, 4, 6], dtype=torch.int32)}
+    values, factors, _ = eight_bit(*caches())
+    factors = [x if apart else x[:1].repeat(B, 1) for x, apart in zip(factors, differ, strict=True)]
+    pages, table = [x.to(E4M3) for x in pages_of(*values, 8)], TABLE[:, :2].clone()
+    table[1, 0] = table[0, 0]
+    given = dict(zip(("k_descale", "v_descale"), factors, strict=True))
+    tail = {"cache_seqlens": LENGTHS, "causal": True, "softcap": 2.0, "return_softmax_lse": True}
+    meant = [x.float()[table.long()].flatten(1, 2) * f[:, None, :, None] for x, f in zip(pages, factors, strict=True)]
+    for rows, more in ((q, {}), (q.flatten(0, 1), starts)):
+        monkeypatch.setattr(rules, "choose_backend", lambda noted, _, *rest: choose(noted, backend, *rest))
+        out, lse, *_ = version3.flash_attn_with_kvcache(rows, *pages, page_table=table, **given, **tail, **more)
+        monkeypatch.undo()
+        expected, right, *_ = version3.flash_attn_with_kvcache(rows.float(), *meant, **tail, **more)
+        torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(lse, right, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("ragged", [False, True], ids=["batch", "ragged"])
+@pytest.mark.parametrize("rotary", [False, True], ids=["plain", "rotary"])
+@pytest.mark.parametrize("paged", [False, True], ids=["cache", "pages"])
+def test_new_tokens_are_divided_by_the_factors_of_their_sequence(paged, rotary, ragged):
+    values, factors, _ = eight_bit(*caches())
+    stored = [x.to(E4M3) for x in pages_of(*values)] if paged else [x.clone() for x in values]
+    start = LENGTHS.clamp(max=7)
+    counts = [1, 3, 2] if ragged else [2, 2, 2]
+    new = [torch.randn(sum(counts), HKV, D).bfloat16() for _ in range(2)]
+    cos, sin = (f(torch.rand(16, D // 2)).bfloat16() for f in (torch.cos, torch.sin))
+    given = {"rotary_cos": cos, "rotary_sin": sin} if rotary else {}
+    given |= {"cu_seqlens_k_new": torch.tensor([0, 1, 4, 6], dtype=torch.int32)} if ragged else {}
+    given |= {"page_table": TABLE} if paged else {}
+    version3.flash_attn_with_kvcache(
+        fresh(2, H).bfloat16(), *stored, *(x if ragged else x.unflatten(0, (B, 2)) for x in new), cache_seqlens=start,
+        k_descale=factors[0], v_descale=factors[1], **given,
+    )  # fmt: skip
+    caches_now = [x[TABLE.long()].flatten(1, 2) if paged else x for x in stored]
+    row = 0
+    for b, count in enumerate(counts):
+        for t in range(count):
+            at = int(start[b]) + t
+            for name, x, cache, factor in zip("kv", new, caches_now, factors, strict=True):
+                wanted = x[row].float()
+                if rotary and name == "k":
+                    first, second = wanted[:, 0::2], wanted[:, 1::2]
+                    c, s = cos[at].float(), sin[at].float()
+                    wanted = torch.stack([first * c - second * s, second * c + first * s], -1).flatten(-2)
+                torch.testing.assert_close(cache[b, at].float(), (wanted / factor[b, :, None]).to(E4M3).float(),
+                                           atol=1e-6, rtol=0.13)  # fmt: skip
+            row += 1
+
+
+def test_new_tokens_of_8_bits_stay_as_they_are():
+    """As in flash-attn, whose new keys have the dtype of its queries."""
+    values, factors, _ = eight_bit(*caches())
+    new, stored = [fresh(2).to(E4M3) for _ in range(2)], [x.clone() for x in values]
+    given = {"cache_seqlens": LENGTHS.clamp(max=7), "k_descale": factors[0], "v_descale": factors[1], "causal": True}
+    q = fresh(2, H)
+    out = version3.flash_attn_with_kvcache(q, *stored, *new, **given)
+    for b in range(B):
+        at = int(given["cache_seqlens"][b])
+        for cache, x in zip(stored, new, strict=True):
+            assert torch.equal(cache[b, at : at + 2].float(), x[b].float())
+    given["cache_seqlens"] = given["cache_seqlens"] + 2
+    torch.testing.assert_close(out, version3.flash_attn_with_kvcache(q, *stored, **given))
+    for wrong in ({"rotary_cos": torch.ones(16, D // 2), "rotary_sin": torch.ones(16, D // 2)}, {}):
+        cache = stored if wrong else [x.to(torch.float8_e5m2) for x in stored]
+        with pytest.raises(wa.AttentionError, match=r"k has dtype torch.float8_e4m3fn; new keys and values"):
+            version3.flash_attn_with_kvcache(q, *cache, *new, **given, **wrong)
 
 
 def test_equal_factors_are_recognised_without_reading_them():
     """Of a stride of 0, which needs no memory: a meta tensor has no values that could be read."""
     k = torch.empty(4, 2, HKV, D, dtype=E4M3, device="meta")
     factor = torch.empty(1, HKV, device="meta")
-    scaled, _ = descaled.of_pages(k, k, B, descaled.Factors(factor.expand(B, -1), None))
+    shared, differing = factor.expand(B, -1), factor.repeat(B, 1)
+    scaled, _ = descaled.of_pages(k, k, B, descaled.Factors(shared, None))
     assert scaled.scale.shape == (HKV,)
-    with pytest.raises(wa.AttentionError, match=r"^k_descale may differ"):
-        descaled.of_pages(k, k, B, descaled.Factors(factor.repeat(B, 1), None))
+    assert descaled.beside(descaled.Factors(shared, None), H) == descaled.Factors(None, None)
+    assert descaled.beside(descaled.Factors(differing, None), H).k.shape == (B, H)
 
 
 @pytest.mark.parametrize(
