@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,7 @@ from warpattn.inputs import is_tensor, kind_of, number, of_type
 from warpattn.integrations import torch_multi_head
 from warpattn.integrations.autocast import autocast
 from warpattn.integrations.signature import is_flag
+from warpattn.integrations.vmapped import is_mapping, over_leading
 from warpattn.masks import Causal, Mask, Materialized
 from warpattn.sequences import Ragged
 
@@ -54,9 +56,16 @@ def scaled_dot_product_attention(
     Leading dimensions broadcast; without any there is one head. attn_mask broadcasts to (..., Hq, L, S): bool, True is
     visible, or float, which is added, or a CausalBias. With enable_gqa Hq may be a multiple of the heads of key and of
     value. Within torch.autocast the dtype is that of the region. The result is laid out like query. Nested tensors of
-    jagged layout (batch, heads, ragged, head_dim) give such a tensor; they take no attn_mask. Raises AttentionError,
-    also for dropout.
+    jagged layout (batch, heads, ragged, head_dim) give such a tensor; they take no attn_mask. torch.vmap maps it, but
+    not its gradients (vmap of grad). Raises AttentionError, also for dropout.
     """
+    if not torch.compiler.is_compiling() and is_mapping():
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            if isinstance(x, Tensor) and x.ndim < 2:
+                rule = "it must be (..., heads, seq, head_dim), of rank 2 at least"
+                raise AttentionError(f"{name} has shape {tuple(x.shape)} within torch.vmap; {rule}")
+        tail = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        return over_leading(partial(scaled_dot_product_attention, **tail), query, key, value, attn_mask)
     if dropout_p is not None and number(dropout_p) != 0:
         raise AttentionError(f"dropout_p is {kind_of(dropout_p)}; there is no dropout: pass 0.0, as for inference")
     for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
