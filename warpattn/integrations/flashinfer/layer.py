@@ -77,10 +77,10 @@ def scaled(layer: Layer, given: Given, k: Any, v: Any) -> Layer:
     scale, narrow = layer.scale, [getattr(x, "dtype", None) in EIGHT_BIT for x in (given.q, k, v)]
     for name in [name for name, eight_bit in zip(SCALES, narrow, strict=True) if not eight_bit]:
         factor = vars(given).get(name)
-        alone = is_tensor(factor) and factor.numel() == 1
-        if alone and name == "v_scale":
+        alone = factor.reshape(()) if is_tensor(factor) and factor.numel() == 1 else None
+        if alone is not None and name == "v_scale":
             continue
-        value = number(factor.reshape(()) if alone else factor)
+        value = number(factor if alone is None else alone)
         if factor is not None and value is None:
             rule = "it must be a number: scales of heads belong to keys and values of 8 bits"
             raise AttentionError(f"{name} is {kind_of(factor)}; {rule}")

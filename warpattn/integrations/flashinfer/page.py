@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -75,7 +77,7 @@ def append_paged_kv_cache(given: Given) -> None:
 def append_paged_mla_kv_cache(given: Given) -> None:
     """The same for latents append_ckv (tokens, 512), append_kpe (tokens, 64), into caches (pages, rows, columns)."""
     new, caches = (given.append_ckv, given.append_kpe), (given.ckv_cache, given.kpe_cache)
-    _append(given, tuple(x[:, None] for x in new), tuple(x[:, :, None] for x in caches))
+    _append(given, [x[:, None] for x in new], (caches[0][:, :, None], caches[1][:, :, None]))
 
 
 def _check_offsets(name: str, starts: Tensor, other: str, lengths: Tensor) -> None:
@@ -84,14 +86,14 @@ def _check_offsets(name: str, starts: Tensor, other: str, lengths: Tensor) -> No
         raise AttentionError(f"{name} has {many(len(starts), 'element')}; {rule}")
 
 
-def _append(given: Given, new: tuple[Tensor, ...], pages: tuple[Tensor, ...]) -> None:
+def _append(given: Given, new: Sequence[Tensor], pages: tuple[Tensor, Tensor]) -> None:
     """Write new rows (tokens, heads, dim) into pages (pages, rows, heads, dim)."""
     for name, x in (("batch_indices", given.batch_indices), ("positions", given.positions)):
         if len(x) != len(new[0]):
             raise AttentionError(f"{name} has {many(len(x), 'element')}; it must have one a new token, {len(new[0])}")
-    exact = [x.to(torch.bfloat16) if x.dtype in EIGHT_BIT and x.dtype == p.dtype else x
-             for x, p in zip(new, pages, strict=True)]  # fmt: skip
-    append_slots(*exact, *pages, _slots(given, pages[0].shape[1]))
+    k, v = (x.to(torch.bfloat16) if x.dtype in EIGHT_BIT and x.dtype == p.dtype else x
+            for x, p in zip(new, pages, strict=True))  # fmt: skip
+    append_slots(k, v, *pages, _slots(given, pages[0].shape[1]))
 
 
 def _slots(given: Given, size: int) -> Tensor:
