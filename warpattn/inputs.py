@@ -39,8 +39,7 @@ def tensor_fault(value: object) -> Fault | None:
         return Fault("is a nested tensor", "must be a dense (strided) tensor; Ragged takes sequences of any length")
     kind = type(value)
     if kind not in _PLAIN and not is_fake(value) and _has_own_meaning(kind):
-        rule = "must be a plain torch.Tensor; what this subclass means is not known"
-        return Fault(f"is {with_article(kind.__name__)}", rule)
+        return Fault(f"is {of_type(value)}", "must be a plain torch.Tensor; what this subclass means is not known")
     if value.layout != torch.strided:
         return Fault(f"has layout {value.layout}", "must be a dense (strided) tensor")
     if value.device.type == "meta":

@@ -165,7 +165,7 @@ def _kind(x: object) -> str:
     """Describe a traced value without sizes."""
     if isinstance(x, Tensor):
         return f"a {x.dtype} tensor of rank {x.ndim} on {x.device}"
-    return f"a {type(x).__name__}"
+    return of_type(x)
 
 
 def _check_out(rules: Rules, like: Tensor, named: list[tuple[str, Tensor]], out: Tensor | None) -> None:
