@@ -66,23 +66,17 @@ def scaled_dot_product_attention(
                 raise AttentionError(f"{name} has shape {tuple(x.shape)} within torch.vmap; {rule}")
         tail = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         return over_leading(partial(scaled_dot_product_attention, **tail), query, key, value, attn_mask)
-    if dropout_p is not None and number(dropout_p) != 0:
-        raise AttentionError(f"dropout_p is {kind_of(dropout_p)}; there is no dropout: pass 0.0, as for inference")
-    for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
-        if not is_flag(flag):
-            raise AttentionError(f"{name} is {kind_of(flag)}; it must be True or False")
-    if attn_mask is not None and is_causal:
-        raise AttentionError("attn_mask is given with is_causal=True; write causality into the mask")
+    named = {"query": query, "key": key, "value": value}
+    nested = any(isinstance(x, Tensor) and x.is_nested for x in named.values())
+    broken = _broken_options(attn_mask, dropout_p, is_causal, enable_gqa)
+    if nested and attn_mask is not None:
+        broken.append("attn_mask is given with nested tensors; they take is_causal only")
+    broken += [] if nested else [_shapeless(name, x) for name, x in named.items() if not is_tensor(x) or x.ndim < 2]
+    if broken:
+        raise AttentionError(*broken)
     mask = TOP_LEFT if is_causal else None
-    if any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value)):
-        if attn_mask is not None:
-            raise AttentionError("attn_mask is given with nested tensors; they take is_causal only")
+    if nested:
         return _nested(query, key, value, mask, scale, enable_gqa)
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if not is_tensor(x) or x.ndim < 2:
-            plain = f"a tensor of shape {tuple(x.shape)}" if is_tensor(x) else of_type(x)
-            got = kind_of(x) if isinstance(x, Tensor) and not is_tensor(x) else plain
-            raise AttentionError(f"{name} is {got}; it must be a tensor (..., heads, seq, head_dim)")
     query, key, value = (autocast(x) for x in (query, key, value))
     if enable_gqa and all(x.ndim > 2 for x in (query, key, value)) and key.shape[-3] != value.shape[-3]:
         key, value = (_repeated(x, query.shape[-3], -3) for x in (key, value))
@@ -97,6 +91,26 @@ def scaled_dot_product_attention(
     result = out.transpose(1, 2).reshape(*lead, *query.shape[-2:-1], value.shape[-1])
     like_rows = query.ndim == 4 and query.transpose(1, 2).is_contiguous() and not query.is_contiguous()
     return result if like_rows else result.contiguous()  # as torch does, so that .view() works
+
+
+def _broken_options(attn_mask: object, dropout_p: object, is_causal: object, enable_gqa: object) -> list[str]:
+    """One sentence for each option that is not served."""
+    broken = []
+    if dropout_p is not None and number(dropout_p) != 0:
+        broken.append(f"dropout_p is {kind_of(dropout_p)}; there is no dropout: pass 0.0, as for inference")
+    flags = {"is_causal": is_causal, "enable_gqa": enable_gqa}
+    wrong = {name: flag for name, flag in flags.items() if not is_flag(flag)}
+    broken += [f"{name} is {kind_of(flag)}; it must be True or False" for name, flag in wrong.items()]
+    if attn_mask is not None and not wrong and is_causal:
+        broken.append("attn_mask is given with is_causal=True; write causality into the mask")
+    return broken
+
+
+def _shapeless(name: str, x: object) -> str:
+    """Say why a value is no tensor of heads, rows and columns."""
+    plain = f"a tensor of shape {tuple(x.shape)}" if is_tensor(x) else of_type(x)
+    got = kind_of(x) if isinstance(x, Tensor) and not is_tensor(x) else plain
+    return f"{name} is {got}; it must be a tensor (..., heads, seq, head_dim)"
 
 
 def _repeated(x: Tensor, heads: int, dim: int) -> Tensor:

@@ -91,14 +91,20 @@ def test_a_row_that_sees_nothing_is_zero():
         (qkv((1, B, H)), {"attn_mask": torch.ones(B, 1, 1, L, S)}, r"^attn_mask has shape \(2, 1, 1, "),
         (qkv(), {"attn_mask": "causal"}, "^attn_mask is a str"),
         (qkv(), {"attn_mask": torch.ones(L, S, dtype=torch.int32)}, "^attn_mask has dtype torch.int32"),
-        ((torch.randn(E), torch.randn(E), torch.randn(E)), {}, "^query is a tensor of shape"),
-        (("q", "k", "v"), {}, "^query is a str"),
+        ((torch.randn(E), torch.randn(E), torch.randn(E)), {}, "- query is a tensor of shape"),
+        (("q", "k", "v"), {}, "- query is a str"),
         (qkv(), {"scale": "x"}, "^scale is 'x'"),
     ],
 )  # fmt: skip
 def test_what_is_refused_is_named(args, options, message):
     with pytest.raises(wa.AttentionError, match=message):
         scaled_dot_product_attention(*args, **options)
+
+
+def test_every_broken_rule_is_listed():
+    with pytest.raises(wa.AttentionError) as error:
+        scaled_dot_product_attention(torch.randn(E), *qkv()[1:], torch.ones(L, S) > 0, 0.1, True, enable_gqa="x")
+    assert [reason.split()[0] for reason in error.value.reasons] == ["dropout_p", "enable_gqa", "query"]
 
 
 def jagged(total=9, offsets=(0, 4, 9), dim=E, starts=None, heads=H):

@@ -11,7 +11,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 
 from warpattn.api import attention
-from warpattn.errors import AttentionError, many
+from warpattn.errors import Rules, many
 from warpattn.inputs import kind_of, of_type
 from warpattn.integrations.autocast import autocast
 from warpattn.integrations.flex.blocks import LARGEST_BLOCK
@@ -70,26 +70,37 @@ def _output(q: Tensor, v: Tensor, order: tuple[int, ...]) -> Tensor:
 
 def _check(given: Given) -> None:
     """Check what `attention` does not have: layouts, enable_gqa, the sizes of a BlockMask, auxiliary outputs."""
-    tensors = {"query": given.query, "key": given.key, "value": given.value}
-    for name, x in tensors.items():
-        if not isinstance(x, Tensor) or x.ndim != 4 or x.is_nested:
-            plain = isinstance(x, Tensor) and not x.is_nested
-            got = f"a tensor of shape {tuple(x.shape)}" if plain else of_type(x)
-            raise AttentionError(f"{name} is {got}; it must be a tensor (batch, heads, seq, head_dim)")
-    q, k = given.query, given.key
-    if q.shape[1] != k.shape[1] and not given.enable_gqa:
-        raise AttentionError(f"query has {many(q.shape[1], 'head')} and key {k.shape[1]}; that needs enable_gqa=True")
-    if not isinstance(given.kernel_options, Mapping | None):
-        raise AttentionError(f"kernel_options is {kind_of(given.kernel_options)}; it must be None or a dictionary")
-    if not isinstance(given.return_aux, AuxRequest | None):
-        raise AttentionError(f"return_aux is {kind_of(given.return_aux)}; it must be None or an AuxRequest")
-    if given.return_aux is not None and given.return_lse:
-        raise AttentionError("return_lse is True and return_aux is given; use return_aux=AuxRequest(lse=True) alone")
-    mask = given.block_mask
+    rules = Rules()
+    ranked = [_is_ranked(rules, name, getattr(given, name)) for name in ("query", "key", "value")]
+    if all(ranked):
+        _check_sizes(rules, given)
+    options, aux = given.kernel_options, given.return_aux
+    fine = isinstance(options, Mapping | None)
+    rules.require(fine, f"kernel_options is {kind_of(options)}", "it must be None or a dictionary")
+    if not isinstance(aux, AuxRequest | None):
+        rules.add(f"return_aux is {kind_of(aux)}", "it must be None or an AuxRequest")
+    elif aux is not None:
+        both = "return_lse is True and return_aux is given"
+        rules.require(not given.return_lse, both, "use return_aux=AuxRequest(lse=True) alone")
+    rules.done()
+
+
+def _is_ranked(rules: Rules, name: str, x: object) -> bool:
+    """Require a tensor of rank 4."""
+    plain = isinstance(x, Tensor) and not x.is_nested
+    got = f"a tensor of shape {tuple(x.shape)}" if plain else of_type(x)
+    return rules.require(plain and x.ndim == 4, f"{name} is {got}", "it must be a tensor (batch, heads, seq, head_dim)")
+
+
+def _check_sizes(rules: Rules, given: Given) -> None:
+    """Check heads, and that a BlockMask was made for these sizes."""
+    q, k, mask = given.query, given.key, given.block_mask
+    heads = f"query has {many(q.shape[1], 'head')} and key {k.shape[1]}"
+    rules.require(q.shape[1] == k.shape[1] or bool(given.enable_gqa), heads, "that needs enable_gqa=True")
     if not isinstance(mask, BlockMask) or min(mask.BLOCK_SIZE) >= LARGEST_BLOCK:
         return
     made, wanted = mask.shape, (q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    if len(made) != 4 or made[2:] != wanted[2:] or any(a not in (1, b) for a, b in zip(made[:2], wanted, strict=False)):
-        raise AttentionError(
-            f"block_mask has shape {tuple(made)}; it must be {wanted}, where batch and heads may also be 1"
-        )
+    outer = zip(made[:2], wanted, strict=False)
+    fits = len(made) == 4 and made[2:] == wanted[2:] and all(size in (1, whole) for size, whole in outer)
+    rule = f"it must be {wanted}, where batch and heads may also be 1"
+    rules.require(fits, f"block_mask has shape {tuple(made)}", rule)

@@ -368,13 +368,24 @@ BLOCKS = flex.create_block_mask(causal, None, None, 40, 40, device="cpu")
         (qkv(), {"block_mask": BLOCKS[:, :, 0]}, "sliced BlockMask"),
         (qkv(), {"block_mask": 3}, "^block_mask is an int"),
         (qkv(), {"score_mod": "alibi"}, "^score_mod is a str"),
-        ((torch.randn(4, 16),) * 3, {}, r"^query is a tensor of shape \(4, 16\)"),
-        (("q", "k", "v"), {}, "^query is a str"),
+        ((torch.randn(4, 16),) * 3, {}, r"- query is a tensor of shape \(4, 16\)"),
+        (("q", "k", "v"), {}, "- query is a str"),
     ],
 )
 def test_what_is_refused_is_named(tensors, options, message):
     with pytest.raises(wa.AttentionError, match=message):
         flex_attention(*tensors, **options)
+
+
+def test_every_broken_rule_is_listed():
+    options = {"kernel_options": 64, "return_aux": flex.AuxRequest(max_scores=True), "return_lse": True}
+    with pytest.raises(wa.AttentionError) as error:
+        flex_attention(*qkv(20, 40, kv_heads=HKV), block_mask=BLOCKS, **options)
+    named = ("query has", "block_mask", "kernel_options", "return_aux.max_scores", "return_lse")
+    assert [reason.startswith(name) for reason, name in zip(error.value.reasons, named, strict=True)] == [True] * 5
+    with pytest.raises(wa.AttentionError) as error:
+        flex_attention(torch.randn(4, 16), "k", qkv()[2], return_aux=True)
+    assert [reason.split()[0] for reason in error.value.reasons] == ["query", "key", "return_aux"]
 
 
 def test_functions_get_tensors_for_numbers():
