@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,8 +20,9 @@ from .machine.agents import SCHEDULES
 from .machine.capacity import check_shared_memory
 from .machine.machine import Machine
 from .machine.states import states
+from .options import Order, RunKeywords, RunOptions, is_integer
 from .report import Report
-from .sweep import Order, is_integer, orders_of, sweep
+from .sweep import orders_of, sweep
 from .timing.record import Recorder, recorded
 from .timing.replay import replay
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 MAX_PROGRAMS = 1 << 16
-_FLAGS = ("timing", "fixed_order", "first_finding")
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,6 @@ class DependentGrid:
     running: Sequence[Any]
 
 
-class Limits(TypedDict, total=False):
-    """Options of `simulate` that do not change the kernel or its arguments."""
-
-    in_flight: int
-    step_limit: int
-    timing: bool
-    fixed_order: bool
-    first_finding: bool
-
-
 def simulate(
     kernel: Any,
     grid: Sequence[int] | DependentGrid,
@@ -62,7 +52,7 @@ def simulate(
     seed: int = 0,
     schedules: str | Sequence[str] | None = None,
     seeds: int | Sequence[int] | None = None,
-    **limits: Unpack[Limits],
+    **keywords: Unpack[RunKeywords],
 ) -> Report:
     """Run every program of `grid` and return what was found; outputs are written into the arguments.
 
@@ -89,7 +79,7 @@ def simulate(
     swept = schedules is not None or seeds is not None
     if swept and (schedule, seed) != ("eager", 0):
         raise SimulationError(f"schedule is {schedule!r} and seed {seed}; a sweep takes schedules and seeds instead")
-    single = _prepared(kernel, grid, args, limits)
+    single = _prepared(kernel, grid, args, RunOptions.of(keywords))
     if not swept:
         return single(Order(schedule, seed), True)
     orders = orders_of("all" if schedules is None else schedules, 1 if seeds is None else seeds)
@@ -97,40 +87,28 @@ def simulate(
 
 
 def _prepared(
-    kernel: Any, grid: Sequence[int] | DependentGrid, args: Mapping[str, Any], limits: Limits
+    kernel: Any, grid: Sequence[int] | DependentGrid, args: Mapping[str, Any], options: RunOptions
 ) -> Callable[[Order, bool], Report]:
     """Return a function that runs a launch once under an order; only the first run of several is timed."""
-    checked = {"in_flight": 16, "step_limit": 5_000_000, **dict.fromkeys(_FLAGS, False), **limits}
-    unknown = sorted(checked.keys() - Limits.__annotations__.keys())
-    if unknown:
-        raise SimulationError(f"simulate has no option {unknown[0]!r}; it has {', '.join(Limits.__annotations__)}")
-    for name in ("in_flight", "step_limit"):
-        if not is_integer(checked[name]) or checked[name] < 1:
-            raise SimulationError(f"{name} is {checked[name]!r}; it must be an integer from 1 on")
-    for name in _FLAGS:
-        if not isinstance(checked[name], bool):
-            raise SimulationError(f"{name} is {checked[name]!r}; it must be True or False")
     running = grid.running if isinstance(grid, DependentGrid) else ()
     shape = _sizes(grid.grid if isinstance(grid, DependentGrid) else grid)
-    if checked["timing"] and isinstance(kernel, Module):
+    if options.timing and isinstance(kernel, Module):
         raise SimulationError("timing needs a compiled kernel or its text, not a module that may have been changed")
     module = kernel if isinstance(kernel, Module) else linked(ttgir_of(kernel))
-    if checked["timing"] and module.num_ctas > 1:
+    if options.timing and module.num_ctas > 1:
         raise SimulationError("there is no model of the time that kernels with clusters take")
     given = without_folded(args, getattr(kernel, "folded", {}))
 
     def single(order: Order, first: bool) -> Report:
-        recording = recorded(module.text) if first and checked["timing"] else None
-        machine = Machine(module if recording is None else recording.module, shape, *order)
+        recording = recorded(module.text) if first and options.timing else None
+        machine = Machine(module if recording is None else recording.module, shape, order, options)
         recorder = None if recording is None else Recorder(order.schedule, machine.rng, recording)
         machine.queue = recorder or machine.queue
         started = time.perf_counter()
         with np.errstate(all="ignore"), one_thread():
-            machine.memory.fixed_order = checked["fixed_order"]
-            machine.first_finding = checked["first_finding"]
             values = bind(module, machine.memory, given)
             mark_preceding_writes(machine.memory, running)
-            machine.run(values, checked["in_flight"], checked["step_limit"])
+            machine.run(values)
         seconds = time.perf_counter() - started
         times = None if recorder is None else replay(recorder.chip, recorder.logs.values())
         found = machine.findings

@@ -10,26 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from io import StringIO
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from .errors import SimulationError
 from .machine.agents import SCHEDULES
 from .machine.progress import silent
 from .memory.findings import Finding, Seen
+from .options import Order, is_integer
 from .report import Report
 from .saved import SavedMemory
-
-if TYPE_CHECKING:
-    from typing import TypeGuard
-
-
-class Order(NamedTuple):
-    """A schedule and a seed, which repeat a run."""
-
-    schedule: str
-    seed: int
 
 
 def orders_of(schedules: str | Sequence[str], seeds: int | Sequence[int]) -> tuple[Order, ...]:
@@ -44,11 +33,6 @@ def orders_of(schedules: str | Sequence[str], seeds: int | Sequence[int]) -> tup
     if not isinstance(drawn, Sequence) or not drawn or not all(map(is_integer, drawn)):
         raise SimulationError(f"seeds is {seeds!r}; it must be an integer from 1 on, or a list of seeds")
     return tuple(Order(name, seed) for name in listed for seed in (drawn if name == "random" else (0,)))
-
-
-def is_integer(value: Any) -> TypeGuard[int]:
-    """Whether a value is an integer of Python or NumPy, not a bool."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def sweep(orders: Sequence[Order], run: Callable[[Order, bool], Report], memory: Iterable[Any] = ()) -> Report:
@@ -99,4 +83,4 @@ def _seen(reports: Sequence[Report], numbers: Sequence[int]) -> Seen:
     return Seen(first.schedule, first.seed, len(numbers), len(reports))
 
 
-__all__ = ["SCHEDULES", "Order", "is_integer", "merged", "orders_of", "silent", "sweep"]
+__all__ = ["SCHEDULES", "Order", "merged", "orders_of", "silent", "sweep"]

@@ -18,7 +18,7 @@ from ..ir.valuetypes import Type
 from ..memory.clocks import Clock
 from ..memory.shared import SharedBuffer
 from .registry import PLAIN, TABLE
-from .sync import Role, Wait
+from .sync import Participant, Wait
 
 _ACTING = {
     "tt.load", "tt.store", "tt.int_to_ptr", "tt.ptr_to_int",
@@ -159,7 +159,7 @@ class Cluster:
             self._made[what, turn] = value, seen + 1
         return value
 
-    def meet(self, role: Role, relaxed: bool = False, where: int = 0) -> Generator[Wait | None, None, None]:
+    def meet(self, role: Participant, relaxed: bool = False, where: int = 0) -> Generator[Wait | None, None, None]:
         """Wait until every CTA has arrived; each then knows all that any knew, unless the barrier is relaxed.
 
         where: 0 for the programs themselves; for roles the operation at which they meet.

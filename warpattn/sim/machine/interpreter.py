@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -157,11 +157,11 @@ def _all_blocks(op: Op, registers: list[Any]) -> list[Any]:
         registers[slot] = np.where(where, value, registers[slot]) if known else value
 
     def follow(branch: Op, where: Any) -> None:
-        for target, ins, chosen in edges(branch, registers):
-            to, known = where & chosen, id(target) in taken
-            for slot, i in zip(target.slots, ins, strict=True):
+        for edge in edges(branch, registers):
+            to, block, known = where & edge.taken, id(edge.target), id(edge.target) in taken
+            for slot, i in zip(edge.target.slots, edge.ins, strict=True):
                 merge(slot, registers[i], to, known)
-            taken[id(target)] = taken[id(target)] | to if known else to
+            taken[block] = taken[block] | to if known else to
 
     follow(op, np.True_)
     results: list[Any] = []
@@ -176,14 +176,22 @@ def _all_blocks(op: Op, registers: list[Any]) -> list[Any]:
     return results
 
 
-def edges(branch: Op, registers: list[Any]) -> list[tuple[Block, Sequence[int], Any]]:
-    """List where a branch between blocks may go: (target, slots for the target's arguments, condition)."""
+class Edge(NamedTuple):
+    """A way out of a block: the next block, the registers that become its arguments, and whether it is taken."""
+
+    target: Block
+    ins: Sequence[int]
+    taken: Any  # a bool, or one for each element
+
+
+def edges(branch: Op, registers: list[Any]) -> list[Edge]:
+    """List where a branch between blocks may go."""
     first = branch.targets[0]
     if len(branch.targets) == 1:
-        return [(first, branch.ins, np.True_)]
+        return [Edge(first, branch.ins, np.True_)]
     condition, middle = registers[branch.ins[0]], 1 + len(first.slots)
     taken = condition if isinstance(condition, np.ndarray) else np.bool_(condition)
-    return [(first, branch.ins[1:middle], taken), (branch.targets[1], branch.ins[middle:], ~taken)]
+    return [Edge(first, branch.ins[1:middle], taken), Edge(branch.targets[1], branch.ins[middle:], ~taken)]
 
 
 def _branch_free(op: Op, registers: list[Any]) -> None:

@@ -31,9 +31,9 @@ class Machine(Run):
 
     _changes = _changed = 0  # the count of changes at the last look, and its step
 
-    def run(self, arguments: Sequence[Any], in_flight: int, step_limit: int) -> None:
+    def run(self, arguments: Sequence[Any]) -> None:
         """Run every program of the grid."""
-        self.step_limit = step_limit
+        in_flight = self.options.in_flight
         if "ttng.clc_try_cancel" in self.module.text:
             in_flight = min(in_flight, _RESIDENT)
         waiting = self.waiting = [(x, y, z) for z, y, x in product(*(range(n) for n in reversed(self.grid)))][::-1]
@@ -83,7 +83,7 @@ class Machine(Run):
         """Limit how long roles may repeat loops that only change their own values."""
         if self.changes != self._changes:
             self._changes, self._changed = self.changes, self.steps
-        idle = max(1, self.step_limit // _IDLE)
+        idle = max(1, self.options.step_limit // _IDLE)
         if self.steps - self._changed > idle:
             why = f"in {idle:,} steps (step_limit / {_IDLE}) nothing changes but loops' own values: "
             self.stop(why + self.whereabouts(), [task.at() for task in self.tasks])

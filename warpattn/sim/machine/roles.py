@@ -17,6 +17,7 @@ from ..memory.clocks import Clock, Lanes, Pool
 from ..memory.findings import Finding, Findings, Place
 from ..memory.global_memory import GlobalMemory, Toucher
 from ..memory.shared import Access, MemDesc
+from ..options import Order, RunOptions
 from .agents import Agent, Queue
 from .clusters import Cluster
 from .progress import Progress
@@ -42,24 +43,22 @@ class Rounds(Protocol):
 class Run:
     """The state of a run that all roles share."""
 
-    def __init__(self, module: Module, grid: tuple[int, int, int], schedule: str, seed: int) -> None:
-        self.module, self.grid, self.schedule = module, grid, schedule
-        self.rng = Random(seed)
+    def __init__(self, module: Module, grid: tuple[int, int, int], order: Order, options: RunOptions) -> None:
+        self.module, self.grid, self.schedule, self.options = module, grid, order.schedule, options
+        self.rng = Random(order.seed)
         self.findings = Findings()
-        self.memory = GlobalMemory(self.findings)
+        self.memory = GlobalMemory(self.findings, options.fixed_order)
         self.lanes = Lanes()
-        self.queue = Queue(schedule, self.rng)
+        self.queue = Queue(order.schedule, self.rng)
         self.tasks: list[Task] = []
         self.roles: dict[str, str] = {}  # partition -> role
         self.kept: list[Program] = []  # those whose end the report shows
         self.waiting: list[tuple[int, int, int]] = []  # programs that have not started, the next one last
         self.progress = Progress(module.entry, math.prod(grid))
         self.steps = 0
-        self.step_limit = 0
         self.changes = 0  # of state that a role could see
         self.readings = 0  # of anything else: clocks, memory that the preceding launch may still write
-        self.first_finding = False  # whether the run ends there
-        self._preempt = schedule == "random"
+        self._preempt = order.schedule == "random"
 
     def pause(self) -> Generator[None, None, None]:
         """Let another role run first, if the schedule wants that."""
@@ -68,12 +67,12 @@ class Run:
 
     def tick(self) -> None:
         self.steps += 1
-        if self.first_finding and self.findings.added:
+        if self.options.first_finding and self.findings.added:
             raise StopRun
         if not self.steps % _TOLD:
             self.progress.tell(len(self.waiting), self.steps)
-        if self.steps > self.step_limit:
-            why = f"no end after {self.step_limit:,} steps (step_limit): {self.whereabouts()}"
+        if self.steps > self.options.step_limit:
+            why = f"no end after {self.options.step_limit:,} steps (step_limit): {self.whereabouts()}"
             self.stop(why, [task.at() for task in self.tasks])
 
     def state(self) -> tuple[int, int]:
@@ -82,8 +81,8 @@ class Run:
 
     def foresee(self, task: Task, rounds: int) -> None:
         """Stop the run if a role begins a loop of more rounds than the step limit leaves."""
-        if self.steps + rounds > self.step_limit:
-            place, limit = task.place(), f"{self.step_limit:,} steps (step_limit)"
+        if self.steps + rounds > self.options.step_limit:
+            place, limit = task.place(), f"{self.options.step_limit:,} steps (step_limit)"
             self.stop(f"{place} begins a loop of {rounds:,} rounds, and a run ends after {limit}", [place])
 
     def stop(self, why: str, places: Sequence[Place]) -> NoReturn:

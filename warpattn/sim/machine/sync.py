@@ -14,7 +14,7 @@ that is not ordered after the initialisation, or before the invalidation, is one
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from ..memory.clocks import Clock
 from ..memory.findings import Finding, Findings, Place
@@ -23,8 +23,8 @@ from .agents import Agent
 T = TypeVar("T")
 
 
-class Role(Protocol):
-    """The interface of a role for synchronisation: its clock, and beginning epochs and learning."""
+class Participant(Protocol):
+    """A role, as barriers see it: its lane, its clock and where it is."""
 
     lane: int
     clock: Clock
@@ -42,6 +42,23 @@ class Role(Protocol):
         ...
 
 
+class Use(NamedTuple):
+    """When and where a barrier was used: the lane and epoch by which clocks know it, and the place."""
+
+    lane: int
+    epoch: int
+    place: Place
+
+    @classmethod
+    def now(cls, role: Participant) -> Use:
+        """Describe a use at this moment."""
+        return cls(role.lane, role.clock.epoch(role.lane), role.place())
+
+    def known_to(self, clock: Clock) -> bool:
+        """Whether it happened before what a clock describes."""
+        return clock.knows(self.lane, self.epoch)
+
+
 class Barrier:
     """One mbarrier in shared memory."""
 
@@ -52,10 +69,10 @@ class Barrier:
         self.collected: Clock | None = None  # what this phase's arrivals know
         self.released: Clock | None = None  # what a waiter on a completed phase learns
         self._past: dict[int, Clock] = {}  # what the waiters on each of the last two completed phases learn
-        self._waits: dict[tuple[int, int], tuple[int, Place]] = {}  # (lane, phase) -> epoch and place of the wait
-        self._begun: tuple[int, int, Place] | None = None  # lane, epoch and place of the initialisation
+        self._waits: dict[tuple[int, int], Use] = {}  # (lane, phase) -> the lane's last wait for it
+        self._begun: Use | None = None  # the initialisation, if all users must be ordered after it
 
-    def init(self, count: int, role: Role, alone: bool = True) -> None:
+    def init(self, count: int, role: Participant, alone: bool = True) -> None:
         """Begin to count; `alone`: no other CTA takes part, so every user must be ordered after it."""
         place = role.place()
         if self.live:
@@ -66,9 +83,9 @@ class Barrier:
         self.collected = self.released = None
         self._past.clear()
         self._waits.clear()
-        self._begun = (role.lane, role.clock.epoch(role.lane), place) if alone else None
+        self._begun = Use.now(role) if alone else None
 
-    def invalidate(self, role: Role) -> None:
+    def invalidate(self, role: Participant) -> None:
         place = role.place()
         if not self.live:
             self._fault(f"{place} invalidates barrier {self.name}, which is not initialised", place)
@@ -78,12 +95,13 @@ class Barrier:
             self._check_over(role)
         self.live = False
 
-    def _check_over(self, role: Role) -> None:
+    def _check_over(self, role: Participant) -> None:
         """Check that all arrivals and waits are over when a role invalidates the barrier."""
         text = f"{role.place()} invalidates barrier {self.name}, and nothing orders that after "
-        for (lane, phase), (epoch, waiting) in self._waits.items():
-            if not role.clock.knows(lane, epoch):
-                self._misplaced(f"{text}the wait of {waiting} for {_spelled(phase)}", (role.place(), waiting), phase)
+        for (_, phase), wait in self._waits.items():
+            if not wait.known_to(role.clock):
+                ended = f"{text}the wait of {wait.place} for {_spelled(phase)}"
+                self._misplaced(ended, (role.place(), wait.place), phase)
         if any(known is not None and not role.clock.covers(known) for known in (self.collected, self.released)):
             self._misplaced(f"{text}all arrivals", (role.place(),), self.phase)
 
@@ -91,8 +109,8 @@ class Barrier:
         """Whether the barrier is live for a user with the knowledge in `clock`."""
         if not self.live:
             self._fault(f"{place} {verb} barrier {self.name}, which is not initialised", place)
-        elif self._begun is not None and not clock.knows(*self._begun[:2]):
-            begun = self._begun[2]
+        elif self._begun is not None and not self._begun.known_to(clock):
+            begun = self._begun.place
             text = f"{place} {verb} barrier {self.name}, and nothing orders that after {begun} initialises it"
             self._misplaced(text, (place, begun), self.phase)
         return self.live
@@ -120,7 +138,7 @@ class Barrier:
     def expect(self, nbytes: int) -> None:
         self.expected += nbytes
 
-    def follow(self, arrivals: int, role: Role) -> None:
+    def follow(self, arrivals: int, role: Participant) -> None:
         """Let the phase need more arrivals: those of copies under way."""
         if self.usable(role.place(), "counts copies on", role.clock):
             self.pending += arrivals
@@ -144,7 +162,7 @@ class Barrier:
         self.collected.mark(agent.lane, agent.epoch)
         self._advance(agent.place)
 
-    def awaited(self, parity: int, role: Role) -> int:
+    def awaited(self, parity: int, role: Participant) -> int:
         """Note a role's wait for the phase of this parity, the current one or the last; return the phase."""
         phase, place = self.phase - ((self.phase ^ parity) & 1), role.place()
         before = self._past.get(phase - 1)
@@ -152,7 +170,7 @@ class Barrier:
             text = f"{place} waits for {_spelled(phase)} of barrier {self.name}, and nothing orders it after the end of"
             text += f" phase {phase - 1}: on the card it may pass at once, as if {_spelled(phase - 2)} were meant"
             self._misplaced(text, (place,), phase)
-        self._waits[role.lane, phase] = role.clock.epoch(role.lane), place
+        self._waits[role.lane, phase] = Use.now(role)
         return phase
 
     def _advance(self, place: Place) -> None:
@@ -173,14 +191,14 @@ class Barrier:
 
     def _check_waits(self, place: Place) -> None:
         """Check that waits for the previous phase are over when the current one completes at `place`."""
-        for (lane, phase), (epoch, waiting) in list(self._waits.items()):
+        for (lane, phase), wait in list(self._waits.items()):
             if phase == self.phase:
                 continue
             del self._waits[lane, phase]
-            if self.collected is None or not self.collected.knows(lane, epoch):
-                text = f"{waiting} waits for {_spelled(phase)} of barrier {self.name}, and nothing orders the end of"
+            if self.collected is None or not wait.known_to(self.collected):
+                text = f"{wait.place} waits for {_spelled(phase)} of barrier {self.name}, and nothing orders the end of"
                 text += f" phase {self.phase} by {place} after that: on the card the wait may miss both"
-                self._misplaced(text, (waiting, place), phase)
+                self._misplaced(text, (wait.place, place), phase)
 
     def _misplaced(self, text: str, places: tuple[Place, ...], phase: int) -> None:
         self.findings.add(Finding("PhaseRace", text, places, barrier=self.name, phase=phase))

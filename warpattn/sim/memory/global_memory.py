@@ -104,9 +104,8 @@ class Part(NamedTuple):
 class GlobalMemory:
     """Every buffer, found by address."""
 
-    def __init__(self, findings: Findings) -> None:
-        self.findings = findings
-        self.fixed_order = False
+    def __init__(self, findings: Findings, fixed_order: bool = False) -> None:
+        self.findings, self.fixed_order = findings, fixed_order
         self.buffers: list[GlobalBuffer] = []
         self.owners: list[Any] = []  # of the buffers' bytes: alive as long as the run
         self.places: dict[int, Place] = {}  # lane*2^32+epoch of a write, read or atomic -> where; the newest per lane

@@ -30,11 +30,11 @@ end(
 @jump("cf.br", "cf.cond_br")
 def _jump(op: Op) -> Callable[..., Any]:
     def run(task: Any, registers: list[Any]) -> Any:
-        target, ins, _ = next(edge for edge in edges(op, registers) if np.all(edge[2]))
-        values = [registers[i] for i in ins]
-        for slot, value in zip(target.slots, values, strict=True):
+        edge = next(edge for edge in edges(op, registers) if np.all(edge.taken))
+        values = [registers[i] for i in edge.ins]
+        for slot, value in zip(edge.target.slots, values, strict=True):
             registers[slot] = value
-        return target
+        return edge.target
         yield
 
     return run
