@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral, Real
 from typing import Any, NamedTuple, TypeGuard
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
 
-from warpattn.recording import is_fake
+from warpattn.torch_modes import is_fake
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _LONGEST = 120  # most characters of a value in a message
@@ -97,13 +96,6 @@ def _only_element(x: Any) -> object:
     if isinstance(x, Tensor) and (traced or not is_tensor(x) or x.ndim):
         return None
     return None if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled() else x.item()
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which products have the dtype of their operands, also within a region of torch.autocast. There
-    `torch.cat` and its like fail, too, for 16-bit tensors of another type than the region's."""
-    region = device.type != "meta" and torch.is_autocast_enabled(device.type)
-    return torch.autocast(device.type, enabled=False) if region else nullcontext()
 
 
 def with_article(noun: str) -> str:

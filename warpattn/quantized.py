@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import Rules
-from warpattn.inputs import is_tensor, kind_of, tensor_fault, without_autocast
-from warpattn.recording import is_recorded
+from warpattn.inputs import is_tensor, kind_of, tensor_fault
+from warpattn.torch_modes import is_recorded, without_autocast
 
 __all__ = ["EIGHT_BIT", "GRANULARITIES", "ROW_BLOCKS", "Hadamard", "Quantized", "check_quantize", "check_scale",
            "check_scale_values", "check_transposed", "dequantized", "granularity", "quantize", "result_dtype",

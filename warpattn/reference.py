@@ -22,11 +22,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from warpattn.errors import Rules
-from warpattn.inputs import without_autocast
 from warpattn.language.evaluate import evaluate
 from warpattn.masks import Full, Mask, MaskProgram
 from warpattn.scores import Score, ScoreProgram, chained
 from warpattn.sequences import Dense, Sequence, Sizes
+from warpattn.torch_modes import without_autocast
 
 Operands = tuple[Tensor, Tensor, Tensor]  # q, k, v
 

@@ -33,6 +33,7 @@ from warpattn.language.expr import (
     where,
 )
 from warpattn.language.functions import OfFunction
+from warpattn.language.nodes import ProgramKey
 from warpattn.language.open_sizes import settled
 from warpattn.language.traced import Lengths, Traced, require, same_object, settle, whole
 from warpattn.language.user_code import call_user
@@ -49,7 +50,7 @@ class ScoreProgram:
 
     out: Node
     tensors: tuple[Tensor, ...]
-    key: tuple[Any, ...]
+    key: ProgramKey
 
     @cached_property
     def derivative(self) -> Derivative:

@@ -19,30 +19,31 @@ from tests.repo.rules import parsed
 
 ROOT = "warpattn"
 
-VALUES = {"recording", "inputs", "side_by_side", "errors", "language", "scores", "quantized", "sequences", "masks"}
+VALUES = {"torch_modes", "inputs", "side_by_side", "errors", "language", "scores", "quantized", "sequences", "masks"}
 HOST = VALUES | {"problem"}
 PIECES = {"kernels.topology", "kernels.pieces"}
 NVIDIA = HOST | PIECES | {"kernels.nvidia"}
 
 ALLOWED: dict[str, set[str]] = {
-    "recording": set(),
-    "inputs": {"recording"},
+    "torch_modes": set(),
+    "inputs": {"torch_modes"},
     "side_by_side": set(),
     "errors": {"inputs"},
     "machine_code": set(),
     "sim.errors": set(),
     "sim.ir": {"sim.errors"},
+    "sim.options": {"sim.errors"},
     "sim.memory": {"sim.errors", "sim.ir"},
-    "sim.machine": {"sim.errors", "sim.ir", "sim.memory"},
+    "sim.machine": {"sim.errors", "sim.ir", "sim.memory", "sim.options"},
     "sim.ops": {"sim.errors", "sim.ir", "sim.memory", "sim.machine"},
     "sim.timing": {"sim.errors", "sim.ir", "sim.memory", "sim.machine", "sim.ops", "sim.link"},
     "sim.link": {"sim.errors", "sim.ir", "sim.machine", "sim.ops"},
-    "sim": {"sim.errors", "sim.ir", "sim.memory", "sim.machine", "sim.ops", "sim.timing", "sim.link"},
+    "sim": {"sim.errors", "sim.ir", "sim.memory", "sim.machine", "sim.ops", "sim.timing", "sim.link", "sim.options"},
     "sim.host": {"sim", "sim.errors", "sim.memory", "sim.machine"},
     "language": {"inputs", "errors"},
     "scores": {"inputs", "errors", "language"},
-    "quantized": {"recording", "inputs", "errors"},
-    "sequences": {"inputs", "errors", "quantized"},
+    "quantized": {"torch_modes", "inputs", "errors"},
+    "sequences": {"torch_modes", "inputs", "errors", "quantized"},
     "masks": {"inputs", "errors", "language", "scores"},
     "reference": VALUES,
     "problem": VALUES,

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from warpattn.problem import Call
 from warpattn.problem.backends import Backend
-from warpattn.recording import is_fake, is_recorded
 from warpattn.sequences import Dense
+from warpattn.torch_modes import is_fake, is_recorded
 
 DENSE = Dense()  # without scales
 

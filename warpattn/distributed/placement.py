@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError, many
-from warpattn.inputs import without_autocast
+from warpattn.torch_modes import without_autocast
 
 PLACEMENTS = ("zigzag", "contiguous")
 

@@ -13,7 +13,8 @@ from warpattn.distributed.agreement import agree, described
 from warpattn.distributed.placement import PLACEMENTS, Placement
 from warpattn.distributed.ranks import Ranks, ranks_of, ranks_of_mesh
 from warpattn.errors import AttentionError, Rules, many
-from warpattn.inputs import is_tensor, kind_of, without_autocast
+from warpattn.inputs import is_tensor, kind_of
+from warpattn.torch_modes import without_autocast
 
 INNER = "contiguous"  # placement on the second dimension of a mesh
 

@@ -10,19 +10,17 @@ Within one trace equal nodes are one object, so a walk can store results by `id`
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
-from typing import cast as typed
 
 import torch
 
 from warpattn.language import eager
 
-SPAN = slice(1, None)  # outputs of a mask's program: its condition, then the four bounds of its span
+KEEP, FIRST, SPAN = 0, 1, slice(1, None)  # outputs of a mask's program: its condition, then its span from `first` on
 _PYTHON = {"bool": bool, "int": int, "int64": int, "float": float}
 
 
@@ -63,6 +61,17 @@ class Trace:
 running: ContextVar[Trace | None] = ContextVar("warpattn_trace", default=None)
 
 
+class ProgramKey(NamedTuple):
+    """Hashable identity of a program's code. Its text is a plain tuple's, which files and operators keep."""
+
+    code: tuple[tuple[Any, ...], ...]  # the nodes in postorder, with numbers for operands
+    outputs: tuple[int, ...]  # numbers of the outputs
+    tensors: tuple[tuple[str, int], ...]  # dtype and rank of each captured tensor
+
+    def __repr__(self) -> str:
+        return tuple.__repr__(self)
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """A recorded function: one node per output and the captured tensors, in the order of the load slots."""
@@ -71,13 +80,13 @@ class Program:
     tensors: tuple[torch.Tensor, ...]
 
     @cached_property
-    def key(self) -> tuple[Any, ...]:
-        """Hashable identity of the code: nodes numbered in postorder, then dtype and rank of each tensor."""
+    def key(self) -> ProgramKey:
+        """Hashable identity of the code."""
         order = postorder(self.outputs)
         number_of = {id(node): position for position, node in enumerate(order)}
         code = tuple(_shape_of(node, number_of) for node in order)
         tensors = tuple((str(tensor.dtype), tensor.ndim) for tensor in self.tensors)
-        return code, tuple(number_of[id(node)] for node in self.outputs), tensors
+        return ProgramKey(code, tuple(number_of[id(node)] for node in self.outputs), tensors)
 
 
 class Reads(NamedTuple):
@@ -87,11 +96,10 @@ class Reads(NamedTuple):
     tensors: frozenset[int]  # load slots
 
 
-def reads(key: Hashable, outputs: slice = slice(None)) -> Reads:
-    """Return what the selected outputs of the program with this `Program.key` read."""
-    code, numbers, _ = typed("tuple[tuple[tuple, ...], tuple[int, ...], tuple]", key)
-    reached: set[int] = set()
-    waiting = list(numbers[outputs])
+def reads(key: ProgramKey, outputs: slice = slice(None)) -> Reads:
+    """Return what the selected outputs of a program read."""
+    code, reached = key.code, set[int]()
+    waiting = list(key.outputs[outputs])
     while waiting:
         number = waiting.pop()
         if number not in reached:
@@ -104,7 +112,7 @@ def reads(key: Hashable, outputs: slice = slice(None)) -> Reads:
 
 
 def _operand_numbers(coded: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the numbers of operands in an entry of `Program.key`; constants, symbols and a load's slot have none."""
+    """Return the numbers of operands of a node in `ProgramKey.code`; constants, symbols and a load's slot have none."""
     op, _, *args = coded
     return () if op in ("const", "sym") else tuple(args[1:] if op == "load" else args)
 

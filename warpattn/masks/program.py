@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from warpattn.language.expr import Node, maximum, minimum
-from warpattn.language.nodes import Program, build, const
+from warpattn.language.nodes import Program, ProgramKey, build, const
 
 Value = Any  # a symbol, a number or a tensor
 _Q, _K, _LEN_K = (Node(("sym", "int", name)) for name in ("q", "k", "len_k"))
@@ -45,7 +45,7 @@ class MaskProgram:
     keep: Node
     span: tuple[Node, Node, Node, Node]
     tensors: tuple[Tensor, ...]
-    key: tuple[Any, ...]
+    key: ProgramKey
 
     def for_one_query(self) -> MaskProgram:
         """Return a simpler mask for sequences of one query. It sits at the last key, so no key is newer, and conditions

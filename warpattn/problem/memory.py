@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from warpattn.recording import is_fake
+from warpattn.torch_modes import is_fake
 
 COPIED_KEYS = 128  # keys of a page of copies (kernels/sm90/copies); larger pages need none
 COPIED_BYTES = 512 * 2**20  # most memory of the copies of a call; also the workspace that engines give their plans

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from warpattn.language.nodes import Node, Program
+from warpattn.language.nodes import FIRST, KEEP, Program
 from warpattn.problem.memory import overwrite
 from warpattn.problem.problem import CheckedCall, Problem
 
@@ -22,9 +22,7 @@ MAX_INDEX = 2**31 - 1
 ALIGNMENT = 16  # bytes, of TMA addresses and strides
 RUN = 8  # elements: kernels are given strides in such runs, of 16 bytes in a two-byte tensor
 LEAST_SCALE = 2.0**-100  # below it the kernel's own c = scale * log2(e) is no positive, normal fp32 number
-# The identity score, for scales that are not positive: these cannot be folded into the exponential (rules.py).
-IDENTITY = Program((Node(("sym", "float", "s")),), ())
-AS_THEY_ARE = Program((), ())  # a score without an output: products are scores, which the kernel multiplies by c
+NO_FUNCTION = Program((), ())  # a score without an output: products are scores, which the kernel multiplies by c
 COPY_RULE = (
     "q, k, v and out stay where they are if their last stride is 1, the others are multiples of 8 elements above 0 (16 "
     "of 8 bits), their head dim is such a multiple, and they start at a multiple of 16 bytes; a tensor that does not "
@@ -122,26 +120,24 @@ def run_strides(x: Tensor) -> tuple[int, ...]:
 
 def programs(checked: CheckedCall, most: float = math.inf) -> tuple[Program, Program | None]:
     """Return the mask's and the score's programs as the kernels take them. `most` is the largest exponent that their
-    plain softmax takes; a call without a score whose exponent may be larger gets `AS_THEY_ARE`."""
+    plain softmax takes; a call without a score whose exponent may be larger gets `NO_FUNCTION`."""
     mask = Program((checked.mask.keep, *checked.mask.span), checked.mask.tensors)
     mask.__dict__["key"] = checked.mask.key  # known from the trace: the nodes are not numbered again
     if checked.score is not None:
         return mask, Program((checked.score.out,), checked.score.tensors)
-    if checked.scale < LEAST_SCALE:
-        return mask, IDENTITY
-    return mask, AS_THEY_ARE if checked.exponent > most else None
+    return mask, NO_FUNCTION if checked.exponent > most else None
 
 
 def is_masked(problem: Problem) -> bool:
-    """Whether the mask may hide something; the mask's entry of a problem is a `Program.key`."""
-    code, (keep, *_), _ = cast("tuple[tuple, tuple, tuple]", problem.mask)
-    return code[keep] != ("const", "bool", "True")
+    """Whether the mask may hide something."""
+    mask = problem.mask
+    return mask.code[mask.outputs[KEEP]] != ("const", "bool", "True")
 
 
 def sees_first_keys(problem: Problem) -> bool:
     """Whether the mask's interval of keys begins with key 0 for each row, as far as its program shows."""
-    code, (_, first, *_), _ = cast("tuple[tuple, tuple, tuple]", problem.mask)
-    return code[first] == ("const", "int", "0")
+    mask = problem.mask
+    return mask.code[mask.outputs[FIRST]] == ("const", "int", "0")
 
 
 def without_keys(x: Operands) -> None:

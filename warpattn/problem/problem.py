@@ -5,7 +5,6 @@ Two calls with equal problems run the same compiled kernel, so a `Problem` is th
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from warpattn.language.nodes import SPAN, Reads, reads
+from warpattn.language.nodes import SPAN, ProgramKey, Reads, reads
 from warpattn.masks import Mask, MaskProgram
 from warpattn.problem.element import ELEMENT_OF, Element
 from warpattn.quantized import ROW_BLOCKS
@@ -47,8 +46,8 @@ class Problem:
     dim_qk: int
     dim_v: int
     page_size: int  # 0 without pages
-    mask: Hashable  # MaskProgram.key: the nodes, and dtype and rank of each captured tensor
-    score: Hashable  # ScoreProgram.key, additive masks included; None for plain scores
+    mask: ProgramKey
+    score: ProgramKey | None  # additive masks included; None for plain scores
     has_sinks: bool
     has_lse: bool
     max_q: int = 0  # most queries of a sequence of a ragged batch over pages, whose `seq_q` is a total; else 0

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules
-from warpattn.inputs import is_tensor, kind_of, without_autocast
+from warpattn.inputs import is_tensor, kind_of
 from warpattn.quantized import EIGHT_BIT, Quantized
+from warpattn.torch_modes import without_autocast
 
 AXES = ("batch", "seq", "heads", "columns")
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from warpattn.errors import Rules, many
 from warpattn.kernels.cache.launch import NewRows, append_launches
-from warpattn.recording import is_recorded
 from warpattn.runtime.repeated_calls import RepeatedCalls
 from warpattn.sequences import PagedKV
 from warpattn.serving.new_tokens import check_angles, check_heads, check_memory, check_places, rotated
 from warpattn.serving.operators import operator_of
 from warpattn.serving.scaled_rows import check_scales, write_rows
+from warpattn.torch_modes import is_recorded
 
 _TENSORS = ("k_pages", "v_pages", "k_new", "v_new", "block_table", "lengths", "cos", "sin", "k_scale", "v_scale")
 _calls = RepeatedCalls("append_paged", 4, _TENSORS)

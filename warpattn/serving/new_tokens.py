@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import Rules, many
-from warpattn.inputs import without_autocast
 from warpattn.problem.memory import begins_with, overlap, overlaps_itself
 from warpattn.quantized import EIGHT_BIT
 from warpattn.serving.operators import WITHOUT
+from warpattn.torch_modes import without_autocast
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError
-from warpattn.recording import is_recorded
+from warpattn.torch_modes import is_recorded
 
 WITHOUT = "call it under torch.no_grad()"
 WRITTEN = ("k_pages", "v_pages", "k_scale", "v_scale")

@@ -12,8 +12,8 @@ from warpattn.problem.backends import LIMITS, chip_of
 from warpattn.problem.rules import is_differentiated
 from warpattn.quantized import ROW_BLOCKS, Hadamard, Quantized, check_quantize, granularity, transposed_shape
 from warpattn.quantized import quantize as with_torch
-from warpattn.recording import is_recorded
 from warpattn.runtime.repeated_calls import RepeatedCalls
+from warpattn.torch_modes import is_recorded
 
 _calls = RepeatedCalls("quantize", rows=2)
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from warpattn.errors import Rules, many
 from warpattn.kernels.cache.launch import NewRows, slot_launches
 from warpattn.problem.operands import MAX_INDEX
-from warpattn.recording import is_recorded
 from warpattn.runtime.repeated_calls import RepeatedCalls
 from warpattn.serving.new_tokens import check_angles, check_heads, check_memory, check_places, rotated
 from warpattn.serving.operators import operator_of
 from warpattn.serving.scaled_rows import check_scales, write_rows
+from warpattn.torch_modes import is_recorded
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 

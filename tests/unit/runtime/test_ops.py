@@ -13,7 +13,7 @@ import torch
 import warpattn as wa
 from tests.cases import MASKS, SCORES, Case, Maker
 from tests.drawn import drawn
-from warpattn.language.nodes import Program
+from warpattn.language.nodes import Program, ProgramKey
 from warpattn.runtime.torch_op import operators
 from warpattn.runtime.torch_op.program import replay
 
@@ -291,7 +291,7 @@ def test_programs_survive_as_text(name):
     mask = MASKS[name](Maker(CASE, "cpu"))
     assert mask is not None
     program = mask.program()
-    again = replay(ast.literal_eval(repr(program.key)))
+    again = replay(ProgramKey(*ast.literal_eval(repr(program.key))))
     assert Program(tuple(again), program.tensors).key == program.key
 
 
@@ -299,7 +299,7 @@ def test_odd_constants_survive_as_text():
     program = wa.CustomScore(
         lambda s, b, h, q, k: wa.where(q > k, s * -0.0 + 1e-30, float("-inf")) + wa.where(k > 3, float("nan"), 2.0)
     ).program()
-    again = replay(ast.literal_eval(repr(program.key)))
+    again = replay(ProgramKey(*ast.literal_eval(repr(program.key))))
     assert Program(tuple(again), ()).key == program.key
 
 

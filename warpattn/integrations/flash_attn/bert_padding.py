@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules
-from warpattn.inputs import is_tensor, kind_of, number, without_autocast
+from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.integrations.flash_attn.packed import within
 from warpattn.integrations.signature import Given, drop_in
 from warpattn.language.traced import MAX_INT
+from warpattn.torch_modes import without_autocast
 
 __all__ = [
     "index_first_axis",

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError
-from warpattn.inputs import is_tensor, kind_of, without_autocast
+from warpattn.inputs import is_tensor, kind_of
 from warpattn.integrations.signature import Given
 from warpattn.sequences.latent import LATENT, ROTARY
 from warpattn.sequences.latent_query import LatentQuery
+from warpattn.torch_modes import without_autocast
 
 __all__ = ["absorbed", "joined", "queries"]
 

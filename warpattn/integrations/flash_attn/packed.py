@@ -18,7 +18,7 @@ from torch import Tensor
 
 from warpattn.api import attention_paged, attention_varlen
 from warpattn.errors import AttentionError, many
-from warpattn.inputs import is_tensor, kind_of, without_autocast
+from warpattn.inputs import is_tensor, kind_of
 from warpattn.integrations.flash_attn.descaled import QueryRows, Rows, changed
 from warpattn.integrations.flash_attn.modifiers import Tail
 from warpattn.integrations.signature import require_integers
@@ -26,6 +26,7 @@ from warpattn.quantized import split
 from warpattn.sequences import PagedKV, Ragged
 from warpattn.sequences.latent_query import parted
 from warpattn.side_by_side import unbound
+from warpattn.torch_modes import without_autocast
 
 __all__ = ["Keys", "Places", "Queries", "attend", "bound", "divided", "parts", "places", "within"]
 

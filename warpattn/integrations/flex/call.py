@@ -13,7 +13,6 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask
 from warpattn.api import attention
 from warpattn.errors import Rules, many
 from warpattn.inputs import kind_of, of_type
-from warpattn.integrations.autocast import autocast
 from warpattn.integrations.flex.blocks import LARGEST_BLOCK
 from warpattn.integrations.flex.maxima import max_scores
 from warpattn.integrations.flex.modifiers import mask_of, score_of_call
@@ -21,6 +20,7 @@ from warpattn.integrations.signature import Given
 from warpattn.masks import Mask
 from warpattn.quantized import result_dtype
 from warpattn.scores import Score
+from warpattn.torch_modes import autocast
 
 HEADS_LAST = (0, 2, 1, 3)  # order of the dimensions [B, H, S, D] in memory in which `attention` makes its output
 
@@ -85,7 +85,7 @@ def _check(given: Given) -> None:
     rules.done()
 
 
-def _is_ranked(rules: Rules, name: str, x: object) -> bool:
+def _is_ranked(rules: Rules, name: str, x: Any) -> bool:
     """Require a tensor of rank 4."""
     plain = isinstance(x, Tensor) and not x.is_nested
     got = f"a tensor of shape {tuple(x.shape)}" if plain else of_type(x)

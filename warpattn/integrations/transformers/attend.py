@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from warpattn.api import attention, attention_varlen
 from warpattn.errors import AttentionError
 from warpattn.inputs import of_type
-from warpattn.integrations.autocast import autocast
 from warpattn.integrations.transformers.continuous import read_cache
 from warpattn.integrations.transformers.masks import ForwardMask
 from warpattn.masks import And, Causal, Document, Full, Mask, Materialized, SlidingWindow
 from warpattn.scores import Bias, Score, SoftCap
 from warpattn.sequences import Ragged
+from warpattn.torch_modes import autocast
 
 # Options that would change the result, and what to do instead.
 REFUSED = {

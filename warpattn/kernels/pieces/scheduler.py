@@ -51,14 +51,12 @@ class Work:
     @gluon.jit
     def place(self, tile, tokens: gl.constexpr):
         """A non-negative int32 that names a tile."""
-        return (tile.b * self.heads_q + tile.h) * self.m_tiles + tile.row // tokens
+        return place_of(tile, self, tokens)
 
     @gluon.jit
     def tile_at(self, place, tokens: gl.constexpr):
         """The tile with this `place`."""
-        head = place // self.m_tiles
-        b = head // self.heads_q
-        return Tile(b, head - b * self.heads_q, (place - head * self.m_tiles) * tokens)
+        return tile_of_place(place, self, tokens)
 
     @gluon.jit
     def lengths(self, tile):
@@ -77,13 +75,17 @@ class Work:
 
     @gluon.jit
     def publish(self, slots, index, tile):
-        """Writes a tile into a slot, see `publish_tile`."""
-        publish_tile(slots, index, tile)
+        """Writes a tile into a slot of [stages * TILE_FIELDS, 1]; one warp calls it."""
+        first = index * TILE_FIELDS
+        put_field(slots.index(first), tile.b)
+        put_field(slots.index(first + 1), tile.h)
+        put_field(slots.index(first + 2), tile.row)
 
     @gluon.jit
     def read(self, slots, index):
-        """The tile in a slot, see `read_tile`."""
-        return read_tile(slots, index)
+        """The tile in a slot; four warps call it."""
+        first = index * TILE_FIELDS
+        return Tile(get_field(slots.index(first)), get_field(slots.index(first + 1)), get_field(slots.index(first + 2)))
 
 
 @gluon.aggregate
@@ -115,6 +117,20 @@ def decode_tile(number, work, tokens: gl.constexpr, inside):
 
 
 @gluon.jit
+def place_of(tile, work, tokens: gl.constexpr):
+    """A number for a tile: heads of a batch entry follow each other, tiles of a head from its first query on."""
+    return (tile.b * work.heads_q + tile.h) * work.m_tiles + tile.row // tokens
+
+
+@gluon.jit
+def tile_of_place(place, work, tokens: gl.constexpr):
+    """The tile with this `place_of`."""
+    head = place // work.m_tiles
+    b = head // work.heads_q
+    return Tile(b, head - b * work.heads_q, (place - head * work.m_tiles) * tokens)
+
+
+@gluon.jit
 def fetch_next(counter, work, number):
     """Starts fetching the tile number after `number`, unless that is past the end. The answer, in the first lane of
     [32], goes to `resolve_next`; for a scalar the warp would wait here. The counter orders no other memory, hence
@@ -134,24 +150,9 @@ def resolve_next(counter, work, number, taken):
 
 
 @gluon.jit
-def publish_tile(slots, index, tile):
-    """Writes a tile into slot `index` of `slots` [stages * TILE_FIELDS, 1]; called by one warp."""
-    put_field(slots.index(index * TILE_FIELDS), tile.b)
-    put_field(slots.index(index * TILE_FIELDS + 1), tile.h)
-    put_field(slots.index(index * TILE_FIELDS + 2), tile.row)
-
-
-@gluon.jit
-def read_tile(slots, index):
-    """The tile in slot `index`; called by four warps."""
-    first = index * TILE_FIELDS
-    return Tile(get_field(slots.index(first)), get_field(slots.index(first + 1)), get_field(slots.index(first + 2)))
-
-
-@gluon.jit
 def put_field(slot, value):
     """Writes one field; called by one warp."""
-    slot.store(gl.full([1], value, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+    slot.store(gl.full([1], value, gl.int32, LANES))
 
 
 @gluon.jit

@@ -18,7 +18,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from . import scheduler_sizes
-from .scheduler import Work, decode_tile, get_field, put_field
+from .scheduler import Work, decode_tile, get_field, place_of, put_field, tile_of_place
 from .span import TileSpan, tile_span
 
 SPLIT_TILE_FIELDS = gl.constexpr(scheduler_sizes.SPLIT_TILE_FIELDS)
@@ -127,16 +127,14 @@ class SplitWork(Work):
     @gluon.jit
     def place(self, tile, tokens: gl.constexpr):
         """A non-negative int32 that names a part."""
-        return Work.place(self, tile, tokens) * self.splits + tile.split
+        return place_of(tile, self, tokens) * self.splits + tile.split
 
     @gluon.jit
     def tile_at(self, place, tokens: gl.constexpr):
         """The part with this `place`."""
         of_tile = place // self.splits
-        head = of_tile // self.m_tiles
-        b = head // self.heads_q
-        row = (of_tile - head * self.m_tiles) * tokens
-        return self.part(b, head - b * self.heads_q, row, place - of_tile * self.splits)
+        tile = tile_of_place(of_tile, self, tokens)
+        return self.part(tile.b, tile.h, tile.row, place - of_tile * self.splits)
 
     @gluon.jit
     def key_tiles(self, mods, tile, config: gl.constexpr):

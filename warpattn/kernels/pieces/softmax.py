@@ -51,23 +51,23 @@ def softmax_start(s, c, lift: gl.constexpr = 0.0):
 
 
 @gluon.jit
-def softmax_step(state, s, c, dtype: gl.constexpr, has_lse: gl.constexpr, few):
+def softmax_step(state, s, c, dtype: gl.constexpr, has_lse: gl.constexpr, move_all):
     """Next tile: (state, p packed to 16-bit `dtype`, moved, alpha). If `moved`, the caller multiplies its accumulator
-    by `alpha` [M, 4]. Then p is computed twice, so registers hold `s` beside it. `few`: whether rows have seen few
-    keys, so that references are likely to move: then all do at once, and p is computed once."""
+    by `alpha` [M, 4]. Then p is computed twice, so registers hold `s` beside it. `move_all`: all
+    references rise to their maxima, because most would have to; then p is computed once."""
     most: gl.constexpr = MOST_WITH_LSE if has_lse else MOST
     quads = as_quads(s)
     m = state.m
     alpha = gl.full_like(m, 1.0)
     l, p = gl.zeros_like(m), pack(gl.zeros_like(quads), dtype)
-    moved = few
-    if not few:
+    moved = move_all
+    if not move_all:
         l, p = weights(quads, m, c, dtype)
         moved = warp_any(l, gl.full_like(l, most))
     if moved:
         rises = quad_max(l) > most
         top = quad_max(lane_max(quads))
-        rises |= few & (top > m)
+        rises |= move_all & (top > m)
         m = gl.where(rises, gl.maximum(m, top), m)
         alpha = gl.where(rises, gl.exp2(state.m * c - exponent(m, c)), 1.0)
         l, p = weights(quads, m, c, dtype)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from warpattn.language import eager
-from warpattn.language.nodes import SPAN
+from warpattn.language.nodes import SPAN, ProgramKey
 from warpattn.problem import Problem
 
 
@@ -72,10 +72,10 @@ def _counted(bounds: Bounds, keys: int) -> SpanTiles:
     return SpanTiles(total.tolist(), (total - (hi - lo).clamp(min=0)).tolist())
 
 
-def _evaluate(mask: Any, symbols: dict[str, Any]) -> list[Any]:
+def _evaluate(mask: ProgramKey, symbols: dict[str, Any]) -> list[Any]:
     """The bounds of the span of a mask's program, given by its key."""
-    code, outputs, _ = cast("tuple[tuple, tuple, tuple]", mask)
-    needed, values = set(outputs[SPAN]), {}
+    code, outputs = mask.code, mask.outputs[SPAN]
+    needed, values = set(outputs), {}
     for number in reversed(range(len(code))):  # operands have lower numbers
         if number in needed and code[number][0] not in ("const", "sym"):
             needed.update(code[number][2:])
@@ -85,4 +85,4 @@ def _evaluate(mask: Any, symbols: dict[str, Any]) -> list[Any]:
             values[number] = _NUMBERS[dtype](args[0])
         else:
             values[number] = symbols[args[0]] if op == "sym" else _OPS[op](*(values[arg] for arg in args))
-    return [values[number] for number in outputs[SPAN]]
+    return [values[number] for number in outputs]

@@ -102,7 +102,7 @@ def exact_step(state, s, c, lift: gl.constexpr = 0.0, has_lse: gl.constexpr = Fa
 
 
 @gluon.jit
-def early_exact_step(state, s, c, dtype: gl.constexpr, has_lse: gl.constexpr, few):
+def early_exact_step(state, s, c, dtype: gl.constexpr, has_lse: gl.constexpr, move_all):
     """`exact_step` that computes weights before a maximum, and returns them packed, as `softmax_step` does."""
     most: gl.constexpr = MOST_WITH_LSE if has_lse else MOST
     quads = as_quads(s)
@@ -110,12 +110,12 @@ def early_exact_step(state, s, c, dtype: gl.constexpr, has_lse: gl.constexpr, fe
     usual = gl.abs(exponent(m, c)) < LARGEST
     alpha = gl.full_like(m, 1.0)
     l, p = gl.zeros_like(m), pack(gl.zeros_like(quads), dtype)
-    moved = few
-    if not few:
+    moved = move_all
+    if not move_all:
         l, p = weights(quads, m, c, dtype)
         moved = warp_any(gl.where(usual, l, float("inf")), gl.full_like(l, most))
     if moved:
-        rises = (quad_max(l) > most) | ~usual | few
+        rises = (quad_max(l) > most) | ~usual | move_all
         m = gl.where(rises, gl.maximum(m, quad_max(lane_max(quads))), m)
         alpha = gl.exp2((gl.maximum(state.m, LOWEST) - gl.maximum(m, LOWEST)) * c)
         quads, mc = differences(quads, m, c, 0.0)

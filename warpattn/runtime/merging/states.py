@@ -19,8 +19,8 @@ from warpattn.problem.backends import USE_REFERENCE, Backend
 from warpattn.problem.memory import overlap, overlaps_itself, overwrite
 from warpattn.problem.operands import ALIGNMENT
 from warpattn.problem.rules import choose_backend, is_differentiated
-from warpattn.recording import is_fake, is_recorded
 from warpattn.runtime.repeated_calls import RepeatedCalls
+from warpattn.torch_modes import is_fake, is_recorded
 
 AXES = {4: ("batch", "seq", "heads", "head_dim"), 3: ("total", "heads", "head_dim")}
 LSE_AXES = {4: ("batch", "heads", "seq"), 3: ("heads", "total")}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from warpattn.language.nodes import Node
+from warpattn.language.nodes import Node, ProgramKey
 from warpattn.masks import Mask, MaskProgram
 from warpattn.problem import Call, CheckedCall
 from warpattn.scores import Score, ScoreProgram
@@ -80,11 +80,10 @@ def _field(name: str) -> str:
     return name.removeprefix("seq.").removeprefix("kv.").replace(".", "_")
 
 
-def replay(key: tuple[Any, ...]) -> list[Node]:
-    """Rebuild the output nodes of a program from its `Program.key`."""
-    code, outputs, _ = key
+def replay(key: ProgramKey) -> list[Node]:
+    """Rebuild the output nodes of a program."""
     nodes: list[Node] = []
-    for op, dtype, *args in code:
+    for op, dtype, *args in key.code:
         if op == "const":
             text = args[0]
             args = [text == "True" if dtype == "bool" else float(text) if dtype == "float" else int(text)]
@@ -92,7 +91,7 @@ def replay(key: tuple[Any, ...]) -> list[Node]:
             slot = [args.pop(0)] if op == "load" else []
             args = slot + [nodes[i] for i in args]
         nodes.append(Node((op, dtype, *args)))
-    return [nodes[i] for i in outputs]
+    return [nodes[i] for i in key.outputs]
 
 
 @lru_cache(256)
@@ -102,6 +101,7 @@ def _literal(text: str) -> tuple[Any, ...]:
 
 def _parse(text: str, mask_tensors: tuple[Tensor, ...], score_tensors: tuple[Tensor, ...]) -> Parsed:
     mask_key, score_key, tail, sequence = _literal(text)
+    mask_key, score_key = ProgramKey(*mask_key), None if score_key is None else ProgramKey(*score_key)
     keep, *span = replay(mask_key)
     mask = _RecordedMask(MaskProgram(keep, cast("Any", tuple(span)), mask_tensors, mask_key))
     score = None if score_key is None else _RecordedScore(ScoreProgram(replay(score_key)[0], score_tensors, score_key))

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from warpattn.inputs import without_autocast
 from warpattn.language.derivative import Adjoint
 from warpattn.language.evaluate import evaluate, evaluate_all
 from warpattn.problem.backends import LIMITS
@@ -26,6 +25,7 @@ from warpattn.runtime.bound_launches import launch_all
 from warpattn.runtime.training.plan import list_captured_launches
 from warpattn.scores import ScoreProgram
 from warpattn.sequences import Sequence
+from warpattn.torch_modes import without_autocast
 
 DTYPE = torch.float32
 

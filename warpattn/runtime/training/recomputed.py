@@ -13,11 +13,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from warpattn.inputs import without_autocast
 from warpattn.problem import Call, CheckedCall
 from warpattn.reference import reference
 from warpattn.runtime import execute
 from warpattn.runtime.training.gradients import Along, Saved
+from warpattn.torch_modes import without_autocast
 
 
 def recomputed(call: Call, along: Along, more: list[Tensor]) -> list[Tensor]:

@@ -121,12 +121,12 @@ def start_softmax(ctx, s):
 
 
 @gluon.jit
-def step_softmax(ctx, state, s, few):
+def step_softmax(ctx, state, s, move_all):
     """(state, P, moved, alpha) of the next scores, see `softmax_step`; P is packed if `weights_first`."""
     c = exponent_scale(ctx)
     if weights_first(ctx.config, ctx.mods.score):
         step: gl.constexpr = softmax_step if ctx.mods.score is None else early_exact_step
-        return step(state, s, c, element_type(ctx.config.weights), ctx.has_lse, few)
+        return step(state, s, c, element_type(ctx.config.weights), ctx.has_lse, move_all)
     elif ctx.mods.score is not None or ctx.config.products:
         return exact_step(state, s, c, lift_of(ctx.config), ctx.has_lse)
     else:
@@ -162,20 +162,20 @@ def advance(ctx, state, tile, queries, span, i, wg):
     if config.q_stages == 1:
         ctx.rings.q.consumer_release(queries.q_state, i == span.total - 1)
     s = visible_scores(ctx, s, tile, span.key_tile(i), i < span.masked, wg)
-    few = False
-    if ctx.moves_early and ctx.mods.keep is not None:
-        few = (i == 1) & (span.masked > 0) & (span.masked < span.total)
-    return finish_keys(ctx, state, s, o, few)
+    move_all = False
+    if ctx.moves_early and ctx.mods.keep is not None:  # rows of a masked first tile may have seen few of its keys
+        move_all = (i == 1) & (span.masked > 0) & (span.masked < span.total)
+    return finish_keys(ctx, state, s, o, move_all)
 
 
 @gluon.jit
-def finish_keys(ctx, state, s, o, few):
-    """The state after the softmax of scores `s` and the running P·V into `o`. `few`: rows may have seen few keys."""
+def finish_keys(ctx, state, s, o, move_all):
+    """The state after the softmax of scores `s` and the running P·V into `o`. `move_all`: see `softmax_step`."""
     config: gl.constexpr = ctx.config
     if plain_bytes(config, ctx.mods.score):
-        softmax, p, moved, alpha = step_in_bytes(state.softmax, s, exponent_scale(ctx), few)
+        softmax, p, moved, alpha = step_in_bytes(state.softmax, s, exponent_scale(ctx), move_all)
     else:
-        softmax, p, moved, alpha = step_softmax(ctx, state.softmax, s, few)
+        softmax, p, moved, alpha = step_softmax(ctx, state.softmax, s, move_all)
         p = scaled_weights(ctx, p, s, state.k)
     release_keys(ctx, state.k, False)
     if ctx.config.overlaps:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from heapq import heapreplace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from warpattn.errors import many
 from warpattn.kernels.pieces.span_tiles import SpanTiles, TileSize, span_tiles
@@ -117,8 +117,8 @@ def usual_config(problem: Problem, seq_q: int) -> tuple[SM90Config, str]:
     """`choose_config` for a problem whose sequences have about `seq_q` queries."""
     if problem.kv_dtype is not None:
         return eight_bit_config(problem, seq_q)
-    *_, tensors = cast("tuple[tuple, tuple, tuple]", problem.mask)
-    rows, masked = SHORT_ROWS if tensors else seq_q, is_masked(problem)
+    tensors, masked = problem.mask.tensors, is_masked(problem)
+    rows = SHORT_ROWS if tensors else seq_q
     config, why = choose_config(ELEMENT_OF[problem.dtype], problem.dim_qk, problem.dim_v, rows, masked)
     if tensors and config.wide <= 64:
         why = "a mask that reads tensors: 240 registers a thread hold their elements"
@@ -242,10 +242,10 @@ class KeyTiles:
     @property
     def all_known(self) -> bool:
         """Whether the host can count key tiles, and the key loop needs no registers for captured tensors or scores."""
-        problem, (*_, tensors) = self.problem, cast("tuple[tuple, tuple, tuple]", self.problem.mask)
+        problem = self.problem
         if problem.score is not None or not self.masked:
             return problem.score is None
-        return not tensors and not problem.span_reads.symbols & {"b", "h"}
+        return not problem.mask.tensors and not problem.span_reads.symbols & {"b", "h"}
 
     def candidates(self, tilings: Sequence[Tiling]) -> list[Candidate]:
         """Candidates of `tilings`; with all key tiles where there is no mask or its span reads captured tensors."""

@@ -64,15 +64,14 @@ def unpack_bytes(packed, dtype: gl.constexpr):
 
 
 @gluon.jit
-def step_in_bytes(state, s, c, few):
-    """`softmax_step` that returns packed e4m3 weights. `few`: whether rows have seen few keys, so that their references
-    are likely to move: then no weights are computed with them."""
+def step_in_bytes(state, s, c, move_all):
+    """`softmax_step` that returns packed e4m3 weights. With `move_all` none are computed with the old references."""
     quads = as_quads(s)
     m = state.m
     alpha = gl.full_like(m, 1.0)
     l, packed = gl.zeros_like(m), pack_bytes(gl.zeros_like(quads))
-    moved = few
-    if not few:
+    moved = move_all
+    if not move_all:
         l, most, packed = weights(quads, m, c)
         moved = warp_any(most, gl.full_like(most, LARGEST))
     if moved:
