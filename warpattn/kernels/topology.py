@@ -58,9 +58,9 @@ class Edge:
 
 @dataclass(frozen=True)
 class Signal:
-    """Barriers outside of rings, one for each entry of `producers`: the roles that say on it that something is done.
+    """Barriers outside of rings, one for each entry of `producers`: the roles that arrive on it.
 
-    It completes on one arrival of each of their warps, or of each role where roles arrive as a whole.
+    A barrier completes on one arrival of each of their warps, or of each role where roles arrive as a whole.
     """
 
     name: str

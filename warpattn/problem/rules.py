@@ -27,6 +27,7 @@ from warpattn.problem.beside import check_beside, check_values
 from warpattn.problem.eight_bit import DTYPES, check_eight_bit, check_types, eight_bit_of
 from warpattn.problem.gradients import check_gradients
 from warpattn.problem.latent import check_latent, check_latent_view, check_rope
+from warpattn.problem.operands import LEAST_SCALE
 from warpattn.problem.problem import Call, CheckedCall, Problem
 from warpattn.quantized import EIGHT_BIT, result_dtype
 from warpattn.scores import CustomScore, Score, ScoreProgram, chained

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from warpattn.errors import AttentionError, Rules, many
-from warpattn.inputs import of_type, tensor_fault
+from warpattn.inputs import of_type
 from warpattn.masks import Mask
 from warpattn.masks.base import in_order
 from warpattn.problem import Call, CheckedCall, is_latent, validate
@@ -39,65 +39,33 @@ from warpattn.sequences import Dense, PagedKV, PagedRagged, Ragged, Sequence
 from warpattn.sequences.latent_query import WITH_PARTS, LatentQuery, check_once, parted
 from warpattn.sequences.ragged import bounded, check_bounds, promised, with_parts
 from warpattn.serving.operators import break_graph
+from warpattn.serving.planned_tensors import check_like, like, refuse_other, rows_may_vary
 
 Result = Tensor | tuple[Tensor, Tensor]
 Pair = tuple[Tensor | Quantized, Tensor | Quantized]
-
-# What must stay the same of a tensor from step to step: shape (without the rows if they vary), strides, dtype, device,
-# whether rows vary. A plain tuple, because every step runs `_check`, and named tuples are unpacked more slowly.
-_Like = tuple[torch.Size, tuple[int, ...], torch.dtype, int, bool]
-
-
-def _like(x: Tensor, rows_vary: bool = False) -> _Like:
-    return (x.shape[1:] if rows_vary else x.shape, x.stride(), x.dtype, x.get_device(), rows_vary)
-
-
-def _varies(sequence: Sequence, name: str, x: Tensor) -> bool:
-    """Whether an index tensor of a step may have fewer rows than the plan's: those with rows per token may, over pages
-    also those with rows per sequence; scales of pages or heads may not."""
-    *of_keys, of_queries = sequence.scale_names
-    if name == of_queries:
-        return x.ndim > 1
-    if isinstance(sequence, PagedRagged):
-        return name not in of_keys
-    return isinstance(sequence, Ragged) and (name == "q.rope" or (name in of_keys and x.ndim > 1))
-
-
-def _check(names: tuple[str, ...], tensors: tuple[Tensor, ...], planned: tuple[_Like, ...]) -> None:
-    """Raise an AttentionError that names the first tensor that is not as planned."""
-    try:
-        for x, (shape, strides, dtype, device, rows_vary) in zip(tensors, planned, strict=True):
-            if x.shape != shape and not (rows_vary and x.shape[1:] == shape):
-                break
-            if x.stride() != strides or x.dtype is not dtype or x.get_device() != device:
-                break
-        else:
-            return
-    except (AttributeError, RuntimeError, TypeError, ValueError):  # fewer, no tensor, a nested one
-        pass
-    if len(tensors) != len(planned):
-        what = f"the call has {many(len(tensors), 'tensor')}, offsets, tables and scales among them"
-        raise AttentionError(f"{what}; the plan was made for {', '.join(names)}")
-    for name, x, like in zip(names, tensors, planned, strict=True):
-        _refuse_other(name, x, like)
-
-
-def _refuse_other(name: str, x: object, like: _Like) -> None:
-    """Raise AttentionError if x is not as planned, `like`."""
-    fault = tensor_fault(x)
-    if fault is not None or not isinstance(x, Tensor):
-        raise AttentionError(f"{name} {fault.what}; {name} {fault.rule}" if fault else f"{name} is no tensor")
-    shape, strides, dtype, device, rows_vary = like
-    if _like(x, rows_vary) != like:
-        what = f"{name} has shape {tuple(x.shape)}, strides {x.stride()} and {x.dtype} on {x.device}"
-        rule = f"the plan was made for {'rows of ' if rows_vary else ''}{tuple(shape)}, strides {strides} and {dtype}"
-        raise AttentionError(f"{what}; {rule} on {'cpu' if device < 0 else f'cuda:{device}'}")
 
 
 def _check_gradients(named: Iterable[tuple[str, object]]) -> None:
     """Raise AttentionError if a result would need gradients."""
     rules = Rules()
     refuse_gradients(rules, differentiated(named), "a plan has no backward: run it under torch.no_grad()")
+    rules.done()
+
+
+def _refuse_copies(call: Call, out: Tensor) -> None:
+    """Raise AttentionError for tensors that kernels do not read and write in place."""
+    rules = Rules()
+    named = [*call.sequence.operands(call.q, call.k, call.v).items(), ("the output", out)]  # q.rope: see `validate`
+    for name, x in named:
+        what = f"{name} has shape {tuple(x.shape)}, strides {x.stride()} at {x.data_ptr()}"
+        rule = "a plan makes no copies: rows must start at multiples of 16 bytes"
+        if x.shape[-1] % RUN:
+            rule = f"a plan makes no copies: head dims must be multiples of {RUN}, next {whole_runs(x.shape[-1])}"
+        rules.require(addressable(x), what, rule)
+    if call.sinks is not None:
+        fine = call.sinks.dtype == torch.float32 and call.sinks.is_contiguous()
+        what = f"sinks has dtype {call.sinks.dtype} and strides {call.sinks.stride()}"
+        rules.require(fine, what, "a plan makes no copies: sinks must be contiguous fp32")
     rules.done()
 
 
@@ -112,53 +80,44 @@ class ServingPlan:
         break_graph()
         checked = validate(call, read_values)
         _check_gradients(named_inputs(call, captured(checked)))
-        q, sinks = call.q, call.sinks
-        exact = torch.float64 if q.dtype == torch.float64 else torch.float32
-        self._tail: dict[str, Any] = {"mask": call.mask, "score": call.score, "sinks": sinks, "scale": checked.scale}
-        self._tail["dtype"] = exact
+        q, exact = call.q, torch.float64 if call.q.dtype == torch.float64 else torch.float32
+        self._tail: dict[str, Any] = {"mask": call.mask, "score": call.score, "sinks": call.sinks}
+        self._tail |= {"scale": checked.scale, "dtype": exact}
         with outside_captures(q.device):
             self.out = q.new_empty((*q.shape[:-1], checked.problem.dim_v), dtype=checked.problem.dtype)
             self.lse = q.new_empty(checked.lse_shape, dtype=exact) if call.return_lse else None
         self._values = captured_values(captured(checked))  # the plan keeps the tensors, so addresses stay valid
-        held = (self.lse, sinks, options.workspace)
-        self._lse_at, self._sinks_at, self._workspace_at = [0 if x is None else x.data_ptr() for x in held]
-        self._like_sinks = None if sinks is None else _like(sinks)
         self._latent = is_latent(checked.problem)  # then v is a view of k
-        operands, indices = call.sequence.operands(q, call.k, call.v), call.sequence.indices()
-        rows_vary = isinstance(call.sequence, Ragged | PagedRagged)
-        over_pages = isinstance(call.sequence, PagedRagged)  # the number of pages never varies
-        self._names = (*operands, *indices)
-        every = (*operands.values(), *indices.values())
-        self._floats = tuple([at for at, x in enumerate(every) if x.is_floating_point()])
-        self._workspace = options.workspace
-        read = (*operands.values(), sinks, call.sequence.q_rope, self._workspace)
-        self._written, self._read = extent(self.out), tuple([0 if x is None else extent(x) for x in read])
-        self._like = (
-            *(_like(x, rows_vary and (x is q or not over_pages)) for x in operands.values()),
-            *(_like(x, rows_vary and _varies(call.sequence, name, x)) for name, x in indices.items()),
-        )
-        self._like_out = _like(self.out, rows_vary)
+        self._keep_layout(call, options.workspace)
         launches = checked.backend != "reference" and checked.problem.seq_k > 0 and self.out.numel() > 0
         with outside_captures(q.device):
             self._bound = self._bind(call, checked, options, self.out) if launches else None
         used_here(self.out, self.lse, *(self._bound.workspace if self._bound is not None else ()))
 
+    def _keep_layout(self, call: Call, workspace: Tensor | None) -> None:
+        """Keep what the tensors of every step must have in common with these, and where the plan's own are."""
+        held = (self.lse, call.sinks, workspace)
+        self._lse_at, self._sinks_at, self._workspace_at = [0 if x is None else x.data_ptr() for x in held]
+        self._like_sinks = None if call.sinks is None else like(call.sinks)
+        operands, indices = call.sequence.operands(call.q, call.k, call.v), call.sequence.indices()
+        rows_vary = isinstance(call.sequence, Ragged | PagedRagged)
+        over_pages = isinstance(call.sequence, PagedRagged)  # the number of pages never varies
+        self._names = (*operands, *indices)
+        every = (*operands.values(), *indices.values())
+        self._floats = tuple([at for at, x in enumerate(every) if x.is_floating_point()])
+        self._workspace = workspace
+        read = (*operands.values(), call.sinks, call.sequence.q_rope, self._workspace)
+        self._written, self._read = extent(self.out), tuple([0 if x is None else extent(x) for x in read])
+        self._like = (
+            *(like(x, rows_vary and (x is call.q or not over_pages)) for x in operands.values()),
+            *(like(x, rows_vary and rows_may_vary(call.sequence, name, x)) for name, x in indices.items()),
+        )
+        self._like_out = like(self.out, rows_vary)
+
     def _bind(self, call: Call, checked: CheckedCall, options: PlanOptions, out: Tensor) -> BoundLaunches:
-        operands = Operands(call.q, call.k, call.v, out, self.lse, call.sinks)
-        rules = Rules()
-        named = [*call.sequence.operands(call.q, call.k, call.v).items(), ("the output", out)]  # q.rope: see `validate`
-        for name, x in named:
-            what = f"{name} has shape {tuple(x.shape)}, strides {x.stride()} at {x.data_ptr()}"
-            rule = "a plan makes no copies: rows must start at multiples of 16 bytes"
-            if x.shape[-1] % RUN:
-                rule = f"a plan makes no copies: head dims must be multiples of {RUN}, next {whole_runs(x.shape[-1])}"
-            rules.require(addressable(x), what, rule)
-        if call.sinks is not None:
-            fine = call.sinks.dtype == torch.float32 and call.sinks.is_contiguous()
-            what = f"sinks has dtype {call.sinks.dtype} and strides {call.sinks.stride()}"
-            rules.require(fine, what, "a plan makes no copies: sinks must be contiguous fp32")
-        rules.done()
-        device = call.q.get_device()
+        """Return the launches of the call, which write `out`."""
+        _refuse_copies(call, out)
+        operands, device = Operands(call.q, call.k, call.v, out, self.lse, call.sinks), call.q.get_device()
         with contextlib.nullcontext() if cuda.current_device() == device else torch.cuda.device(device):
             launches = list_launches(checked, operands, call.sequence, options)
             try:
@@ -175,7 +134,7 @@ class ServingPlan:
     ) -> Result:  # fmt: skip
         """Run one step on (q, k, v, indices …); `sinks` replaces the plan's, `prepare` gets checked launches ready."""
         break_graph()
-        _check(self._names, tensors, self._like)
+        check_like(self._names, tensors, self._like)
         q, k, v, *indices = tensors
         if torch.is_grad_enabled() or forward_ad._current_level >= 0:
             self._refuse_gradients(tensors, {"sinks": sinks, "out": out})
@@ -190,16 +149,7 @@ class ServingPlan:
             if not apart((out_at, self._written), read_at, self._read):
                 self._check_apart(out, given, (q, k, v, self._tail["sinks"] if sinks is None else sinks, rope))
         if self._bound is None or not (out_at and k_at):  # empty tensors have no address
-            tail: dict[str, Any] = self._tail if sinks is None else self._tail | {"sinks": sinks}
-            given_too = [("out", out, self._like_out), ("sinks", sinks, self._like_sinks)]
-            for name, x, like in (*zip(self._names, tensors, self._like, strict=True), *given_too):
-                if x is not None and like is not None:
-                    _refuse_other(name, x, like)  # tensors on "meta" have the number of the CPU
-            result, found = self._refer((q, k, v), sequence, tail)
-            overwrite(out[: len(result)], result)
-            if lse is not None:
-                overwrite(lse, found)
-            return out if lse is None else (out, lse)
+            return self._run_reference(tensors, sequence, (out, lse), sinks)
         if (q_at | k_at | v_at | out_at | rope_at) % ALIGNMENT:
             raise AttentionError("a tensor starts in between; a plan's tensors must start at multiples of 16 bytes")
         if self._latent and k_at != v_at:
@@ -215,6 +165,23 @@ class ServingPlan:
                 self._bound(at, self._values)
         return out if lse is None else (out, lse)
 
+    def _run_reference(
+        self, tensors: tuple[Tensor, ...], sequence: Sequence, results: tuple[Tensor, Tensor | None],
+        sinks: Tensor | None,
+    ) -> Result:  # fmt: skip
+        """Write the results of one step by the reference."""
+        out, lse = results
+        given = [("out", out, self._like_out), ("sinks", sinks, self._like_sinks)]
+        for name, x, wanted in (*zip(self._names, tensors, self._like, strict=True), *given):
+            if x is not None and wanted is not None:
+                refuse_other(name, x, wanted)  # tensors on "meta" have the number of the CPU
+        tail = self._tail if sinks is None else self._tail | {"sinks": sinks}
+        result, found = self._refer(tensors[:3], sequence, tail)
+        overwrite(out[: len(result)], result)
+        if lse is not None:
+            overwrite(lse, found)
+        return out if lse is None else (out, lse)
+
     def _refer(self, qkv: tuple[Tensor, ...], sequence: Sequence, tail: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """(out, lse) by the reference."""
         q, k, v = qkv
@@ -223,10 +190,10 @@ class ServingPlan:
     def _refuse_gradients(self, tensors: tuple[Tensor, ...], beside: dict[str, Tensor | None]) -> None:
         """AttentionError if a result would have to carry gradients of a step's tensors, or kernels their tangents."""
         every = [*[tensors[at] for at in self._floats], *beside.values()]
-        asking = any([getattr(x, "requires_grad", False) for x in every])
+        required = any([getattr(x, "requires_grad", False) for x in every])
         dual = self._bound is not None and forward_ad._current_level >= 0
-        named = [*zip(self._names, tensors, strict=True), *beside.items()] if asking or dual else []
-        if asking:
+        named = [*zip(self._names, tensors, strict=True), *beside.items()] if required or dual else []
+        if required:
             _check_gradients(named)
         if dual:
             rules = Rules()
@@ -237,14 +204,14 @@ class ServingPlan:
         """Return the address of a step's own sinks; raises AttentionError unless they are like the plan's."""
         if self._like_sinks is None:
             raise AttentionError("sinks is given; the plan was made without")
-        _check(("sinks",), (sinks,), (self._like_sinks,))
+        check_like(("sinks",), (sinks,), (self._like_sinks,))
         return sinks.data_ptr()
 
     def _results(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return output and LSE of a step: the plan's, or the caller's output after a check."""
         if out is None:
             return self.out, self.lse
-        _check(("out",), (out,), (self._like_out,))
+        check_like(("out",), (out,), (self._like_out,))
         return out, self.lse
 
     def _check_apart(self, out: Tensor, given: bool, read: tuple[Tensor | None, ...]) -> None:

@@ -64,16 +64,16 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         job: _Job = ctx.job
         _, _, *needed = ctx.needs_input_grad
+        _, _, _, need_sinks, *need_captured = needed
         check_unchanged(job.seen)
         checked: CheckedBackward = checked_backward(job.checked, job.deterministic)
-        kept: tuple[Tensor | None, ...] = ctx.saved_tensors
-        saved = Saved(*kept[:6])  # pyright: ignore[reportArgumentType]
-        wanted = Wanted(needed[3], tuple(needed[4:]))
+        q, k, v, out, lse, sinks, *captured = ctx.saved_tensors
+        saved, wanted = Saved(q, k, v, out, lse, sinks), Wanted(need_sinks, tuple(need_captured))
         with torch.no_grad() if torch.is_grad_enabled() else NOTHING:  # create_graph=True turns gradients on
             found = take_gradients(checked, job.sequence, saved, Along(*gradients), wanted)
         given = (found.q, found.k, found.v, found.sinks, *found.captured)
         given = tuple(x if need else None for x, need in zip(given, needed, strict=True))
-        return None, None, *taken_once(given, (*kept, *gradients))
+        return None, None, *taken_once(given, (*saved, *captured, *gradients))
 
 
 def taken_once(gradients: Many[Tensor | None], of: Many[Tensor | None]) -> Many[Tensor | None]:

@@ -76,10 +76,13 @@ def take_gradients(checked: CheckedBackward, sequence: Sequence, saved: Saved, a
     """Compute the gradients of sum(dout * out) + sum(dlse * lse), on torch's current stream of the operands' device."""
     dout = torch.zeros_like(saved.out) if along.dout is None else along.dout.detach()
     dlse = None if along.dlse is None else along.dlse.detach()
-    operands = saved[:3]
-    dq, dk, dv = (torch.empty_like(x) for x in operands) if wanted.apart else beside(*operands)
+    q, k, v = saved.q, saved.k, saved.v
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v)) if wanted.apart else beside(q, k, v)
     x = Gradients(
-        *saved[:4],
+        q,
+        k,
+        v,
+        saved.out,
         lse=saved.lse.detach(),
         dout=dout,
         dlse=dlse,
