@@ -139,7 +139,7 @@ def counted_voters(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     unit."""
     voters: list[int] = []
 
-    def vote(task: Any, match: re.Match[str], x: np.ndarray, bound: np.ndarray) -> Any:
+    def vote(role: Any, match: re.Match[str], x: np.ndarray, bound: np.ndarray) -> Any:
         warps = (x > bound).reshape(4, -1).any(1)
         return int(bool(warps[voters or ...].any()))
         yield

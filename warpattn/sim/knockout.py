@@ -177,7 +177,7 @@ def _other_parity(block: Block, op: Op) -> Callable[[], None]:
     """Let a wait use the other parity."""
     run = op.run
     assert run is not None
-    op.run = lambda task, view, parity, *rest: run(task, view, parity ^ 1, *rest)
+    op.run = lambda role, view, parity, *rest: run(role, view, parity ^ 1, *rest)
 
     def restore() -> None:
         op.run = run

@@ -15,7 +15,7 @@ from .ir.branches import check_branches
 from .ir.module import Block, Module, Op, walk
 from .machine.clusters import clustered
 from .machine.exchange import exchange, update_once
-from .machine.registry import BLOCKING, END, LOOKING, PLAIN, TABLE, TASKED
+from .machine.registry import ACTING, BLOCKING, END, LOOKING, PLAIN, TABLE
 
 _ALLOCATING = {"ttg.local_alloc", "ttng.tmem_alloc"}
 _ISOLATED = {"ttg.warp_specialize"}
@@ -114,7 +114,7 @@ def _op(op: Op, scope: Scope, lifted: bool) -> None:
     op.run = builder(op)
     if op.exchanged:
         exchange(op)
-    op.acts = op.kind in (TASKED, BLOCKING) and (op.exchanged or op.name not in LOOKING)
+    op.acts = op.kind in (ACTING, BLOCKING) and (op.exchanged or op.name not in LOOKING)
 
 
 def _lookup(op: Op, name: str, scope: Scope) -> int:

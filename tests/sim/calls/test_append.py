@@ -12,8 +12,8 @@ from warpattn.problem.arch import ARCHS
 from warpattn.runtime.simulate import Options, run_launch
 from warpattn.sequences import PagedKV
 from warpattn.serving.append import append_paged
+from warpattn.sim.machine.registry import ACTING
 from warpattn.sim.machine.registry import TABLE as OPERATIONS
-from warpattn.sim.machine.registry import TASKED
 from warpattn.sim.simulate import linked
 
 LENGTHS = (5, 0, 9, 16, 2)
@@ -117,15 +117,15 @@ def test_on_hopper_attention_may_come_early(arch, monkeypatch):
     events = []
 
     def leaving(op):
-        return lambda task: events.append("leave")
+        return lambda role: events.append("leave")
 
     def loading(op):
         load = build(op)
-        return lambda task, *operands: events.append("load") or load(task, *operands)
+        return lambda role, *operands: events.append("load") or load(role, *operands)
 
     kind, build = OPERATIONS["tt.load"]
     monkeypatch.setitem(OPERATIONS, "tt.load", (kind, loading))
-    monkeypatch.setitem(OPERATIONS, "tt.grid_dependency_launch_dependents", (TASKED, leaving))
+    monkeypatch.setitem(OPERATIONS, "tt.grid_dependency_launch_dependents", (ACTING, leaving))
     kv, k_new, v_new = inputs(1)
     (step,) = append_launches(arch, kv, NewRows(k_new, v_new, None, False))
     linked.cache_clear()

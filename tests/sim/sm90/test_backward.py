@@ -168,10 +168,10 @@ def walked(case, monkeypatch):
     """(query head, first row) of every query tile that is visited, CTA after CTA; a persistent kernel has one CTA."""
     numbers, landing = {}, hopper._landing
 
-    def noted(task, descriptor, box, target):
+    def noted(role, descriptor, box, target):
         if len(box[0]) == 2:  # the numbers of a tile's rows
-            numbers.setdefault(task.program.number, []).append(box[0])
-        return landing(task, descriptor, box, target)
+            numbers.setdefault(role.program.number, []).append(box[0])
+        return landing(role, descriptor, box, target)
 
     with monkeypatch.context() as patched:
         patched.setattr(hopper, "_landing", noted)
@@ -221,12 +221,12 @@ def additions(case, monkeypatch, **options):
     """For each box of dQ the CTAs that add to it, in the order in which they do."""
     found, current, store, write = {}, [], hopper._store, Descriptor.write
 
-    def noted_store(task, view, put, inside):
+    def noted_store(role, view, put, inside):
         def noted(agent, bits):
-            current[:] = [task.program.number]
+            current[:] = [role.program.number]
             put(agent, bits)
 
-        return store(task, view, noted, inside)
+        return store(role, view, noted, inside)
 
     def noted_write(descriptor, memory, first, *rest):
         if descriptor.kind.elem == "f32":  # dQ, which the first CTA writes

@@ -36,19 +36,19 @@ def exchange(op: Op) -> None:
     run, ins = op.run, op.ins
     assert run is not None
 
-    def scan(task: Any, registers: list[Any]) -> Steps:
+    def scan(role: Any, registers: list[Any]) -> Steps:
         own = [registers[i] for i in ins]
-        whole = yield from _whole(task, op, own, op.inputs)
+        whole = yield from _whole(role, op, own, op.inputs)
         for i, each in zip(ins, whole, strict=True):
             registers[i] = each.value
-        result = yield from run(task, registers)
+        result = yield from run(role, registers)
         for i, value in zip(ins, own, strict=True):
             registers[i] = value
-        return _carried(task, op, whole, result, None)
+        return _carried(role, op, whole, result, None)
 
-    def move(task: Any, *values: Any) -> Steps:
-        whole = yield from _whole(task, op, values, op.inputs)
-        return _carried(task, op, whole, run(*(each.value for each in whole)), run)
+    def move(role: Any, *values: Any) -> Steps:
+        whole = yield from _whole(role, op, values, op.inputs)
+        return _carried(role, op, whole, run(*(each.value for each in whole)), run)
 
     if op.kind == FLOW:
         op.run = scan
@@ -64,23 +64,23 @@ def update_once(op: Op, text: str) -> None:
     copies = ctas.count - 1 if kind.shape is None else ctas.split(kind).copies
     wanted = len(re.findall(re.escape(op.results[0]) + r"(?![\w#])", text)) > 1
 
-    def update(task: Any, pointers: Any, values: Any, mask: Any = None) -> Steps:
-        old = yield from run(task, pointers, values, limit(mask, task.program.cta))
+    def update(role: Any, pointers: Any, values: Any, mask: Any = None) -> Steps:
+        old = yield from run(role, pointers, values, limit(mask, role.program.cta))
         if not (wanted and copies):
             return old
-        (whole,) = yield from _whole(task, op, [old], [kind], copies)
+        (whole,) = yield from _whole(role, op, [old], [kind], copies)
         return whole.value
 
     op.run = update
 
 
-def _whole(task: Any, op: Op, values: Sequence[Any], kinds: Sequence[Type], copies: int = 0) -> Steps:
+def _whole(role: Any, op: Op, values: Sequence[Any], kinds: Sequence[Type], copies: int = 0) -> Steps:
     """Assemble operands from the CTAs' parts; `copies`: CTAs with one of these bits contribute none."""
     assert op.ctas is not None
-    program, ctas = task.program, op.ctas
+    program, ctas = role.program, op.ctas
     board: dict[int, list[Any]] = program.cluster.shared(("exchange", op.uid), program.cta, dict)
     board[program.cta] = [opened(value) for value in values]
-    yield from program.cluster.meet(task, relaxed=True, where=op.uid)
+    yield from program.cluster.meet(role, relaxed=True, where=op.uid)
     owners = [cta for cta in range(ctas.count) if not cta & copies]
     return [_joined(ctas, kind, {cta: board[cta][i] for cta in owners}) for i, kind in enumerate(kinds)]
 
@@ -99,7 +99,7 @@ def _joined(ctas: Ctas, kind: Type, parts: dict[int, Any]) -> Whole:
     return Whole(value, None if fault is None else fault.at(where))
 
 
-def _carried(task: Any, op: Op, whole: Sequence[Whole], result: Any, run: Any) -> Any:
+def _carried(role: Any, op: Op, whole: Sequence[Whole], result: Any, run: Any) -> Any:
     """Mark undefined elements of the result: moves and reductions carry them on; other operations use them."""
     faults = [each.missing for each in whole if each.missing is not None]
     if not faults:
@@ -113,7 +113,7 @@ def _carried(task: Any, op: Op, whole: Sequence[Whole], result: Any, run: Any) -
         moved = run(*masks)
         marks = list(moved) if isinstance(moved, tuple) else [moved]
     else:
-        task.machine.findings.add(used(faults[0], task.place()))
+        role.run.findings.add(used(faults[0], role.place()))
         return result
     parts = [poisoned(part, faults[0].at(mark)) for part, mark in zip(parts, marks, strict=True)]
     return parts if len(op.outs) > 1 else parts[0]

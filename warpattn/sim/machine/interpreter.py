@@ -12,11 +12,11 @@ from ..errors import SimulationError, StopRun
 from ..ir.module import Block, Op
 from .pending import PendingRead, Poisoned, Unusable, poisoned
 from .poison import carried, dropped, reduced
-from .registry import BLOCKING, END, FLOW, JUMP, PLAIN, TASKED
-from .roles import Steps, Task
+from .registry import ACTING, BLOCKING, END, FLOW, JUMP, PLAIN
+from .roles import Role, Steps
 
 
-def run_block(task: Task, block: Block, registers: list[Any]) -> Steps:
+def run_block(role: Role, block: Block, registers: list[Any]) -> Steps:
     """Run a block; returns the operands of its terminator."""
     while True:
         for op in block.ops:
@@ -27,16 +27,16 @@ def run_block(task: Task, block: Block, registers: list[Any]) -> Steps:
                 elif kind == END:
                     return [registers[i] for i in op.ins]
                 else:
-                    task.op = op
-                    if kind == TASKED:
-                        task.events.append((task.machine.steps, op))
-                        value = op.run(task, *[registers[i] for i in op.ins])  # pyright: ignore[reportOptionalCall]
+                    role.op = op
+                    if kind == ACTING:
+                        role.events.append((role.run.steps, op))
+                        value = op.run(role, *[registers[i] for i in op.ins])  # pyright: ignore[reportOptionalCall]
                     else:
-                        value = yield from _waiting(task, op, registers)
-                    task.machine.changes += op.acts
+                        value = yield from _waiting(role, op, registers)
+                    role.run.changes += op.acts
             except PendingRead:
-                value = yield from _finish_first(task, op, registers)
-                task.machine.changes += op.acts
+                value = yield from _finish_first(role, op, registers)
+                role.run.changes += op.acts
             except (SimulationError, StopRun):
                 raise
             except Exception as error:
@@ -54,19 +54,19 @@ def run_block(task: Task, block: Block, registers: list[Any]) -> Steps:
             return []
 
 
-def _waiting(task: Task, op: Op, registers: list[Any]) -> Steps:
+def _waiting(role: Role, op: Op, registers: list[Any]) -> Steps:
     assert op.run is not None
     if op.kind in (FLOW, JUMP):
-        return (yield from op.run(task, registers))
+        return (yield from op.run(role, registers))
     assert op.kind == BLOCKING
-    task.events.append((task.machine.steps, op))
-    return (yield from op.run(task, *[registers[i] for i in op.ins]))
+    role.events.append((role.run.steps, op))
+    return (yield from op.run(role, *[registers[i] for i in op.ins]))
 
 
-def _finish_first(task: Task, op: Op, registers: list[Any]) -> Steps:
+def _finish_first(role: Role, op: Op, registers: list[Any]) -> Steps:
     """Handle an op with values that must not be used: carry undefined elements on, or report the use and continue."""
-    task.op = op
-    place = task.place()
+    role.op = op
+    place = role.place()
     used = op.ins[:1] if op.kind == JUMP else op.ins  # a branch only uses its condition and passes the rest on
     values = [registers[i] for i in used]
     kept = {i: value for i, value in zip(used, values, strict=True) if isinstance(value, Unusable)}
@@ -80,15 +80,15 @@ def _finish_first(task: Task, op: Op, registers: list[Any]) -> Steps:
     quiet = missing is not None or dropped(op, values)
     for i, value in kept.items():
         if not quiet:
-            task.machine.findings.add(value.finding(place))
+            role.run.findings.add(value.finding(place))
         registers[i] = value.value()
     assert op.run is not None
     if op.kind == PLAIN:
         result = op.run(*[registers[i] for i in op.ins])
-    elif op.kind == TASKED:
-        result = op.run(task, *[registers[i] for i in op.ins])
+    elif op.kind == ACTING:
+        result = op.run(role, *[registers[i] for i in op.ins])
     else:
-        result = yield from _waiting(task, op, registers)
+        result = yield from _waiting(role, op, registers)
     if quiet:
         for i, value in kept.items():
             registers[i] = value

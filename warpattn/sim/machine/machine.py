@@ -1,6 +1,6 @@
 """The machine: programs of a grid, their roles, and who runs next.
 
-    Machine ─ up to `in_flight` Programs ─ Tasks (one per role: a generator over the IR) ─ issue ─▶ Agents (the Queue)
+    Machine ─ up to `in_flight` Programs ─ Roles (generators over the IR) ─ issue ─▶ Agents (the Queue)
 
 One role runs at a time, until it has to wait; with the random schedule it may be interrupted at every synchronising
 operation. When no role can run, the queue runs one piece of asynchronous work; with none left, the run is deadlocked.
@@ -18,7 +18,7 @@ from ..ir.module import Block
 from .clusters import Cluster
 from .deadlock import deadlock, livelock
 from .interpreter import hoisted, run_block
-from .roles import Program, Run, Steps, Task, TasksWait
+from .roles import Program, Role, RolesEnd, Run, Steps
 
 _SPINNING = 32  # rounds in which roles only spin before asynchronous work runs beside them
 _IDLE = 100  # a run may take 1 / _IDLE of the step limit without changing anything
@@ -40,11 +40,11 @@ class Machine(Run):
         block, registers = self._entry(arguments)
         spins = 0
         try:
-            while waiting or self.tasks:
+            while waiting or self.roles:
                 self.progress.tell(len(waiting), self.steps)
-                while waiting and len({task.program.index for task in self.tasks}) < in_flight:
+                while waiting and len({role.program.index for role in self.roles}) < in_flight:
                     self._launch(waiting.pop(), block, registers)
-                ready = [task for task in self.tasks if task.wait is None or task.wait.ready()]
+                ready = [role for role in self.roles if role.wait is None or role.wait.ready()]
                 if not ready:
                     if not self._run_agent():
                         deadlock(self)
@@ -54,7 +54,7 @@ class Machine(Run):
                 if spun and self._goes_round():
                     if not self._run_agent():
                         livelock(self)
-                elif spins > _SPINNING * max(1, len(self.tasks)):
+                elif spins > _SPINNING * max(1, len(self.roles)):
                     self._run_agent()
                     self._idle()
                     spins = 0
@@ -75,8 +75,8 @@ class Machine(Run):
         """Whether roles can only repeat loops that change nothing."""
         state = self.state()
         return all(
-            not task.wait.ready() if task.wait is not None else task.loop is not None and task.loop.still == state
-            for task in self.tasks
+            not role.wait.ready() if role.wait is not None else role.loop is not None and role.loop.still == state
+            for role in self.roles
         )
 
     def _idle(self) -> None:
@@ -86,7 +86,7 @@ class Machine(Run):
         idle = max(1, self.options.step_limit // _IDLE)
         if self.steps - self._changed > idle:
             why = f"in {idle:,} steps (step_limit / {_IDLE}) nothing changes but loops' own values: "
-            self.stop(why + self.whereabouts(), [task.at() for task in self.tasks])
+            self.stop(why + self.whereabouts(), [role.at() for role in self.roles])
 
     def cancel_one(self) -> tuple[int, int, int] | None:
         """Cancel a program that has not started; return its place in the grid, None if all have started."""
@@ -96,9 +96,9 @@ class Machine(Run):
         cluster = Cluster(self.module.num_ctas)
         for cta in range(cluster.count):
             program = Program(self, index, cluster, cta)
-            task = Task(self, program, self.module.entry, self.module.num_warps, self.lanes.clock())
-            task.steps = self._main(task, block, registers.copy())
-            self.tasks.append(task)
+            role = Role(self, program, self.module.entry, self.module.num_warps, self.lanes.clock())
+            role.steps = self._main(role, block, registers.copy())
+            self.roles.append(role)
         self.changes += 1
 
     def _entry(self, arguments: Sequence[Any]) -> tuple[Block, list[Any]]:
@@ -109,15 +109,15 @@ class Machine(Run):
             registers[slot] = value
         return hoisted(block, registers), registers
 
-    def _main(self, task: Task, block: Block, frame: list[Any]) -> Steps:
-        yield from run_block(task, block, frame)
-        if task.program.cluster.count > 1:
-            yield from task.program.cluster.meet(task)  # no CTA ends while others may access its memory
-        for agent in task.program.loads.values():
-            if not task.clock.knows(agent.lane, agent.epoch):
+    def _main(self, role: Role, block: Block, frame: list[Any]) -> Steps:
+        yield from run_block(role, block, frame)
+        if role.program.cluster.count > 1:
+            yield from role.program.cluster.meet(role)  # no CTA ends while others may access its memory
+        for agent in role.program.loads.values():
+            if not role.clock.knows(agent.lane, agent.epoch):
                 self.pending_at_exit(agent, "the program ends without waiting for it")
 
-    def _turn(self, ready: list[Task]) -> bool:
+    def _turn(self, ready: list[Role]) -> bool:
         """Run one role, or several in turn; return whether all of them only spun."""
         if self.schedule == "random":
             agents = len(self.queue.pending)
@@ -127,59 +127,59 @@ class Machine(Run):
                 return False
             return self._step(ready[pick])
         if self.schedule == "adversarial":
-            return self._step(max(ready, key=lambda task: task.last_run))
+            return self._step(max(ready, key=lambda role: role.last_run))
         spun = True
-        for task in ready:
-            spun &= self._step(task)
+        for role in ready:
+            spun &= self._step(role)
         return spun
 
-    def _step(self, task: Task) -> bool:
+    def _step(self, role: Role) -> bool:
         """Run a role until it yields; return whether it yields without waiting."""
         self.tick()
-        task.wait = None
-        assert task.steps is not None
-        self.changes += task.op is not None and task.op.acts  # it may be in the middle of the op
+        role.wait = None
+        assert role.steps is not None
+        self.changes += role.op is not None and role.op.acts  # it may be in the middle of the op
         try:
-            task.wait = next(task.steps)
+            role.wait = next(role.steps)
         except StopIteration:
-            task.finish()
-            self.tasks.remove(task)
+            role.finish()
+            self.roles.remove(role)
             self.changes += 1
             return False
         # A role that only yields runs last; one that waits ran most recently and runs first again.
-        task.last_run = -self.steps if task.wait is None else self.steps
-        return task.wait is None
+        role.last_run = -self.steps if role.wait is None else self.steps
+        return role.wait is None
 
     def specialize(
-        self, task: Task, own: Block, partitions: list[Block], captured: list[Any], registers: list[Any]
+        self, role: Role, own: Block, partitions: list[Block], captured: list[Any], registers: list[Any]
     ) -> Steps:
         """Split a program into roles, wait until all have ended, and return the default role's results."""
-        roles = []
-        task.clock.synchronise()
+        workers = []
+        role.clock.synchronise()
         for block in partitions:
-            role = Task(self, task.program, self._role(block, task), block.num_warps, task.clock.copy())
+            worker = Role(self, role.program, self._role(block, role), block.num_warps, role.clock.copy())
             frame: list[Any] = [None] * block.frame
             for slot, value in zip(block.slots, captured, strict=False):
                 frame[slot] = value
-            role.steps = run_block(role, block, frame)
-            roles.append(role)
-        self.tasks += roles
-        task.advance()
-        name, task.role = task.role, self._role(own, task) + task.program.name
-        results = yield from run_block(task, own, registers)
-        wait = TasksWait(roles)
+            worker.steps = run_block(worker, block, frame)
+            workers.append(worker)
+        self.roles += workers
+        role.advance()
+        name, role.name = role.name, self._role(own, role) + role.program.name
+        results = yield from run_block(role, own, registers)
+        wait = RolesEnd(workers)
         if not wait.ready():
             yield wait
-        task.role = name
-        for role in roles:
-            task.learn(role.clock)
-        task.clock.synchronise()
+        role.name = name
+        for worker in workers:
+            role.learn(worker.clock)
+        role.clock.synchronise()
         return results
 
-    def _role(self, block: Block, task: Task) -> str:
+    def _role(self, block: Block, role: Role) -> str:
         """Return the name of a partition: the function given to warp_specialize."""
-        around = {enclosing_function(*frame) for frame in (task.op.frames if task.op else ())}
-        self.roles[block.label] = name = self._first_function(block, around | {self.module.entry, ""})
+        around = {enclosing_function(*frame) for frame in (role.op.frames if role.op else ())}
+        self.role_names[block.label] = name = self._first_function(block, around | {self.module.entry, ""})
         return name
 
     def _first_function(self, block: Block, around: set[str]) -> str:

@@ -4,11 +4,11 @@ A builder takes a parsed Op once and returns the function that is called every t
 attributes are read once. The kinds differ in that function's arguments:
 
     plain     run(*operands)              computes; touches nothing
-    tasked    run(task, *operands)        touches memory, barriers or asynchronous work
-    blocking  run(task, *operands)        the same, and a generator: it may wait
-    flow      run(task, registers)        a generator that runs the op's regions
+    acting    run(role, *operands)        touches memory, barriers or asynchronous work
+    blocking  run(role, *operands)        the same, and a generator: it may wait
+    flow      run(role, registers)        a generator that runs the op's regions
     end       –                           ends a region with its operands
-    jump      run(task, registers)        a generator that returns the next block
+    jump      run(role, registers)        a generator that returns the next block
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from ..ir.module import Op
 
-PLAIN, TASKED, BLOCKING, FLOW, END, JUMP = range(6)
+PLAIN, ACTING, BLOCKING, FLOW, END, JUMP = range(6)
 Builder = Callable[[Op], Callable[..., Any]]
 
 TABLE: dict[str, tuple[int, Builder]] = {}
@@ -49,9 +49,9 @@ def plain(*names: str) -> Callable[[Builder], Builder]:
     return _register(PLAIN, names)
 
 
-def tasked(*names: str) -> Callable[[Builder], Builder]:
+def acting(*names: str) -> Callable[[Builder], Builder]:
     """Register a builder of ops that act for a role."""
-    return _register(TASKED, names)
+    return _register(ACTING, names)
 
 
 def blocking(*names: str) -> Callable[[Builder], Builder]:

@@ -1,6 +1,6 @@
 """The state that operations act on: a run of a kernel, the CTAs of its programs, and their roles.
 
-Run ── Program (one CTA of a program of the grid) ── Task (one of its roles: a generator over the IR)
+Run ── Program (one CTA of a program of the grid) ── Role (a generator over the IR)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Rounds(Protocol):
     op: Op
     still: tuple[int, int] | None  # the state in which a round changed nothing, the loop's own values neither
 
-    def reason(self, task: Task) -> str:
+    def reason(self, role: Role) -> str:
         """Say why it repeats: what it reads, and the value there."""
         ...
 
@@ -50,8 +50,8 @@ class Run:
         self.memory = GlobalMemory(self.findings, options.fixed_order)
         self.lanes = Lanes()
         self.queue = Queue(order.schedule, self.rng)
-        self.tasks: list[Task] = []
-        self.roles: dict[str, str] = {}  # partition -> role
+        self.roles: list[Role] = []
+        self.role_names: dict[str, str] = {}  # by partition
         self.kept: list[Program] = []  # those whose end the report shows
         self.waiting: list[tuple[int, int, int]] = []  # programs that have not started, the next one last
         self.progress = Progress(module.entry, math.prod(grid))
@@ -73,16 +73,16 @@ class Run:
             self.progress.tell(len(self.waiting), self.steps)
         if self.steps > self.options.step_limit:
             why = f"no end after {self.options.step_limit:,} steps (step_limit): {self.whereabouts()}"
-            self.stop(why, [task.at() for task in self.tasks])
+            self.stop(why, [role.at() for role in self.roles])
 
     def state(self) -> tuple[int, int]:
         """Identify the state that roles could see: while it stays equal, a role reads the same values."""
         return self.changes, self.readings
 
-    def foresee(self, task: Task, rounds: int) -> None:
+    def foresee(self, role: Role, rounds: int) -> None:
         """Stop the run if a role begins a loop of more rounds than the step limit leaves."""
         if self.steps + rounds > self.options.step_limit:
-            place, limit = task.place(), f"{self.options.step_limit:,} steps (step_limit)"
+            place, limit = role.place(), f"{self.options.step_limit:,} steps (step_limit)"
             self.stop(f"{place} begins a loop of {rounds:,} rounds, and a run ends after {limit}", [place])
 
     def stop(self, why: str, places: Sequence[Place]) -> NoReturn:
@@ -92,8 +92,8 @@ class Run:
 
     def whereabouts(self) -> str:
         """Say where the roles are, and what each waits for."""
-        more = f"; and {len(self.tasks) - _NAMED} more roles" if len(self.tasks) > _NAMED else ""
-        return "; ".join(task.whereabouts() for task in self.tasks[:_NAMED]) + more
+        more = f"; and {len(self.roles) - _NAMED} more roles" if len(self.roles) > _NAMED else ""
+        return "; ".join(role.whereabouts() for role in self.roles[:_NAMED]) + more
 
     def pending_at_exit(self, agent: Agent, why: str) -> None:
         text = f"the {agent.engine} of {agent.place} is under way at the end: {why}"
@@ -122,12 +122,12 @@ class Program:
         return self._named.setdefault(number, NamedBarrier(number))
 
 
-class Task:
-    """One role of a program."""
+class Role:
+    """One role of a program, as it runs."""
 
     def __init__(self, run: Run, program: Program, name: str, num_warps: int, clock: Clock) -> None:
-        self.machine, self.program, self.num_warps = run, program, num_warps
-        self.role = name + program.name
+        self.run, self.program, self.num_warps = run, program, num_warps
+        self.name = name + program.name
         self.lane, self.clock = run.lanes.new(), clock
         self.clock.mark(self.lane, 1, fenced=False)
         self.steps: Steps | None = None
@@ -149,11 +149,11 @@ class Task:
 
     def place(self) -> Place:
         """Return this role at its current op."""
-        return Place(self.role, self.op.frames if self.op else ())
+        return Place(self.name, self.op.frames if self.op else ())
 
     def at(self) -> Place:
         """Do the same, but for a role that repeats a loop with the loop's line."""
-        return self.place() if self.wait is not None or self.loop is None else Place(self.role, self.loop.op.frames)
+        return self.place() if self.wait is not None or self.loop is None else Place(self.name, self.loop.op.frames)
 
     def whereabouts(self) -> str:
         """Say where the role is, and what it waits for."""
@@ -189,7 +189,7 @@ class Task:
         if found is None:
             name = buffer.name if buffer.nbytes == 8 else f"{buffer.name}[{view.low // 8}]"
             name += f" of CTA {cta}" if len(view.array) > 1 else ""
-            found = buffer.barriers[key] = Barrier(name, self.machine.findings, buffer.allocation)
+            found = buffer.barriers[key] = Barrier(name, self.run.findings, buffer.allocation)
             self.program.barriers.append(found)
         return found
 
@@ -205,13 +205,13 @@ class Task:
         self.advance()
         if engine == "TMA load":
             self.program.loads[lane] = agent
-        self.machine.queue.add(agent)
+        self.run.queue.add(agent)
         return agent
 
     def issue_product(self, body: Callable[[Agent], None], engine: str = "wgmma") -> Agent:
         """Start a matrix product; a role's products run in order, on one lane. Roles only wait for wgmma."""
         if self._product_lane < 0:
-            self._product_lane = self.machine.lanes.new()
+            self._product_lane = self.run.lanes.new()
         self._product_epoch += 1
         lane, epoch, clock = self._product_lane, self._product_epoch, self.clock.copy()
         clock.mark(lane, epoch)
@@ -223,7 +223,7 @@ class Task:
         self.advance()
         if engine == "wgmma":
             self.products.append(agent)
-        self.machine.queue.add(agent)
+        self.run.queue.add(agent)
         return agent
 
     def stores_waited(self, count: int, read_only: bool) -> None:
@@ -239,23 +239,23 @@ class Task:
         self.done = True
         copies = [agent for group in [*self.groups, self.copies] for agent in group if self._owes(agent)]
         for agent in [reader for reader, _ in self.stores[self.stores_read :]] + self.products + copies:
-            self.machine.pending_at_exit(agent, "the role ends without waiting for it")
-        self.program.ended.append(Ended(self.role, tuple(self.events)))
-        keep(self.machine, self.program)
+            self.run.pending_at_exit(agent, "the role ends without waiting for it")
+        self.program.ended.append(Ended(self.name, tuple(self.events)))
+        keep(self.run, self.program)
 
     def _owes(self, copy: Agent) -> bool:
         """Whether the role must have waited for a copy: it is no copy whose end an mbarrier tells."""
         return self.program.loads.get(copy.lane) is not copy and not self.clock.knows(copy.lane, copy.epoch)
 
 
-class TasksWait(Wait):
+class RolesEnd(Wait):
     """The end of other roles."""
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        self.tasks = tasks
+    def __init__(self, roles: Sequence[Role]) -> None:
+        self.roles = roles
 
     def ready(self) -> bool:
-        return all(task.done for task in self.tasks)
+        return all(role.done for role in self.roles)
 
     def describe(self) -> str:
-        return "the end of " + ", ".join(task.role for task in self.tasks if not task.done)
+        return "the end of " + ", ".join(role.name for role in self.roles if not role.done)

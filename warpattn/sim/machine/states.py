@@ -65,9 +65,9 @@ def _listed(last: Iterable[tuple[int, Any]]) -> tuple[Event, ...]:
     return tuple(Event(step, op.name, op.frames) for step, op in last)
 
 
-def _running(task: Any) -> RoleState:
+def _running(role: Any) -> RoleState:
     """Return a role's current state."""
-    return RoleState(task.role, False, "" if task.wait is None else task.wait.describe(), _listed(task.events))
+    return RoleState(role.name, False, "" if role.wait is None else role.wait.describe(), _listed(role.events))
 
 
 def keep(run: Any, program: Any) -> None:
@@ -81,15 +81,15 @@ def states(run: Any) -> tuple[ProgramState, ...]:
     """Return the states of kept programs, and of those that have not ended."""
     running: dict[int, list[RoleState]] = {}
     programs = {id(program): program for program in run.kept}
-    for task in run.tasks:
-        if id(task.program) in programs or len(programs) < 2 * KEPT:
-            programs.setdefault(id(task.program), task.program)
-            running.setdefault(id(task.program), []).append(_running(task))
+    for role in run.roles:
+        if id(role.program) in programs or len(programs) < 2 * KEPT:
+            programs.setdefault(id(role.program), role.program)
+            running.setdefault(id(role.program), []).append(_running(role))
     return tuple(
         ProgramState(
             program.index,
             program.cta,
-            (*running.get(key, ()), *(role.state() for role in program.ended)),
+            (*running.get(key, ()), *(ended.state() for ended in program.ended)),
             tuple(map(_barrier, program.barriers)),
         )
         for key, program in programs.items()

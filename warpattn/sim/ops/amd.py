@@ -23,7 +23,7 @@ import numpy as np
 from ..ir.formats import encode, register_dtype
 from ..ir.module import Op
 from ..ir.valuetypes import Type, element_bits, parse_type
-from ..machine.registry import TABLE, blocking, plain, tasked
+from ..machine.registry import TABLE, acting, blocking, plain
 from ..memory.global_memory import Toucher
 from ..memory.shared import Access, MemDesc
 from .memory import load_pointers
@@ -55,24 +55,24 @@ def _by_pointer(op: Op, name: str) -> Callable[..., Any]:
     return TABLE[name][1](replace(op, inputs=[pointers]))
 
 
-@tasked("amdg.buffer_load")
+@acting("amdg.buffer_load")
 def _buffer_load(op: Op) -> Callable[..., Any]:
     elem, load = op.outputs[0].elem, _by_pointer(op, "tt.load")
     count, _ = _operands(op)
 
-    def run(task: Any, base: int, offsets: Any, *rest: Any) -> Any:
-        return load(task, _addresses(base, offsets, elem), *rest[: count - 2])
+    def run(role: Any, base: int, offsets: Any, *rest: Any) -> Any:
+        return load(role, _addresses(base, offsets, elem), *rest[: count - 2])
 
     return run
 
 
-@tasked("amdg.buffer_store")
+@acting("amdg.buffer_store")
 def _buffer_store(op: Op) -> Callable[..., Any]:
     elem, store = op.outputs[0].elem, _by_pointer(op, "tt.store")
     count, _ = _operands(op)
 
-    def run(task: Any, values: Any, base: int, offsets: Any, *rest: Any) -> None:
-        store(task, _addresses(base, offsets, elem), values, *rest[: count - 3])
+    def run(role: Any, values: Any, base: int, offsets: Any, *rest: Any) -> None:
+        store(role, _addresses(base, offsets, elem), values, *rest[: count - 3])
 
     return run
 
@@ -82,8 +82,8 @@ def _buffer_atomic(op: Op) -> Callable[..., Any]:
     elem, update = op.outputs[0].elem, _by_pointer(op, "tt.atomic_rmw")
     count, _ = _operands(op)
 
-    def run(task: Any, values: Any, base: int, offsets: Any, *rest: Any) -> Any:
-        return (yield from update(task, _addresses(base, offsets, elem), values, *rest[: count - 3]))
+    def run(role: Any, values: Any, base: int, offsets: Any, *rest: Any) -> Any:
+        return (yield from update(role, _addresses(base, offsets, elem), values, *rest[: count - 3]))
 
     return run
 
@@ -92,8 +92,8 @@ def _buffer_atomic(op: Op) -> Callable[..., Any]:
 def _buffer_swap(op: Op) -> Callable[..., Any]:
     elem, swap = op.outputs[0].elem, _by_pointer(op, "tt.atomic_cas")
 
-    def run(task: Any, expected: Any, values: Any, base: int, offsets: Any, *_: Any) -> Any:
-        return (yield from swap(task, _addresses(base, offsets, elem), expected, values))
+    def run(role: Any, expected: Any, values: Any, base: int, offsets: Any, *_: Any) -> Any:
+        return (yield from swap(role, _addresses(base, offsets, elem), expected, values))
 
     return run
 
@@ -107,8 +107,8 @@ def _copy(op: Op) -> Callable[..., Any]:
     kind = Type("tensor", elem, None, f"tensor of {elem}")
     dtype = register_dtype(elem)
 
-    def run(task: Any, pointer: int, offsets: Any, *rest: Any) -> Any:
-        yield from task.machine.pause()
+    def run(role: Any, pointer: int, offsets: Any, *rest: Any) -> Any:
+        yield from role.run.pause()
         view: MemDesc = rest[-1]
         mask = rest[0] if masked else None
         other = rest[1] if masked and count > 4 else None
@@ -116,11 +116,11 @@ def _copy(op: Op) -> Callable[..., Any]:
 
         def body(agent: Any) -> None:
             who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
-            values = load_pointers(task.machine.memory, who, kind, addresses, mask, other)
+            values = load_pointers(role.run.memory, who, kind, addresses, mask, other)
             access = Access(view, agent.lane, agent.epoch, True, False, agent.place)
             view.buffer.write(access, agent.clock, encode(np.asarray(values, dtype), elem))
 
-        task.copies.append(task.issue("copy to LDS", task.program.ordinary, body))
+        role.copies.append(role.issue("copy to LDS", role.program.ordinary, body))
 
     return run
 

@@ -19,7 +19,7 @@ import numpy as np
 from ..ir.formats import as_register, decode, encode, round_bf16
 from ..ir.module import Op
 from ..machine.pending import opened, poisoned, used
-from ..machine.registry import TASKED, blocking, plain
+from ..machine.registry import ACTING, blocking, plain
 from ..memory.shared import MemDesc
 from .barriers import arrive, meet
 
@@ -27,10 +27,10 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {}
 _OF_PROGRAM: dict[str, Callable[[Any], int]] = {  # strings that read where and when a program runs
     **dict.fromkeys(
         (f"mov.u{bits} $0, %{name};" for bits in (32, 64) for name in ("globaltimer", "clock", "clock64")),
-        lambda task: task.machine.steps,
+        lambda role: role.run.steps,
     ),
-    "s_memrealtime $0 s_waitcnt vmcnt(0)": lambda task: task.machine.steps,
-    "mov.u32 $0, %smid;": lambda task: task.program.number,
+    "s_memrealtime $0 s_waitcnt vmcnt(0)": lambda role: role.run.steps,
+    "mov.u32 $0, %smid;": lambda role: role.program.number,
 }
 _WHOLE: list[tuple[re.Pattern[str], Callable[..., Any]]] = []
 _PREFETCHES = (
@@ -50,7 +50,7 @@ def elementwise(*strings: str) -> Callable[[Callable[..., Any]], Callable[..., A
 
 
 def whole(pattern: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a generator `run(task, match, *operands)` for strings that a regular expression matches."""
+    """Register a generator `run(role, match, *operands)` for strings that a regular expression matches."""
 
     def add(function: Callable[..., Any]) -> Callable[..., Any]:
         _WHOLE.append((re.compile(pattern), function))
@@ -67,19 +67,19 @@ def _squeezed(text: str) -> str:
 def _elementwise(op: Op) -> Callable[..., Any]:
     text = _squeezed(op.strings[0])
     if text in _OF_PROGRAM and not op.inputs:
-        op.kind, kind, of_program = TASKED, op.outputs[0], _OF_PROGRAM[text]
+        op.kind, kind, of_program = ACTING, op.outputs[0], _OF_PROGRAM[text]
 
-        def read(task: Any) -> Any:
-            task.machine.readings += 1
-            return as_register(np.full(kind.shape or (), of_program(task))[()], kind)
+        def read(role: Any) -> Any:
+            role.run.readings += 1
+            return as_register(np.full(kind.shape or (), of_program(role))[()], kind)
 
         return read
     function, kinds = _ELEMENTWISE.get(text), op.outputs
     if function is None:
         raise op.error(f"no handler for the assembly {text!r}; register one with warpattn.sim.elementwise")
     if text in _PREFETCHES:
-        op.kind = TASKED
-        return lambda task, *xs: as_register(function(*_defined(task, *xs)), kinds[0])
+        op.kind = ACTING
+        return lambda role, *xs: as_register(function(*_defined(role, *xs)), kinds[0])
     if len(kinds) == 1:
         return lambda *xs: as_register(function(*xs), kinds[0])
     return lambda *xs: tuple(as_register(y, kind) for y, kind in zip(function(*xs), kinds, strict=False))
@@ -91,7 +91,7 @@ def _inline(op: Op) -> Callable[..., Any]:
     for pattern, function in _WHOLE:
         found = pattern.match(text)
         if found:
-            return lambda task, *xs, run=function, match=found: run(task, match, *xs)
+            return lambda role, *xs, run=function, match=found: run(role, match, *xs)
     raise op.error(f"no handler for the assembly {text!r}; register one with warpattn.sim.whole")
 
 
@@ -186,34 +186,34 @@ def _prefetch(tensor: Any, wanted: np.ndarray, *coord: np.ndarray) -> np.ndarray
     return np.zeros_like(wanted)
 
 
-def _defined(task: Any, tensor: Any, wanted: Any, *coord: Any) -> tuple[Any, ...]:
+def _defined(role: Any, tensor: Any, wanted: Any, *coord: Any) -> tuple[Any, ...]:
     """Return the operands of a prefetch. A finding for each that decides, undefined, what a thread prefetches."""
     asked, missing = opened(wanted)
     faults = [missing] if missing is not None else []
     places = [opened(x) for x in coord]
     faults += [found for _, found in places if found is not None and np.any(found.where & (asked != 0))]
     for fault in faults:
-        task.machine.findings.add(used(fault, task.place()))
+        role.run.findings.add(used(fault, role.place()))
     return tensor, asked, *(place for place, _ in places)
 
 
 @whole(r"bar(?:rier)?(?:\.cta)?\.(sync|arrive)(?:\.aligned)? (\d+|\$0), (\d+);$")
-def _named_barrier(task: Any, match: re.Match[str], *operands: Any) -> Any:
+def _named_barrier(role: Any, match: re.Match[str], *operands: Any) -> Any:
     """Let all threads of the role arrive at a hardware barrier; with `sync` they also wait for other threads. Its
     number is in the text or an operand."""
     number = operands[0] if match[2] == "$0" else match[2]
-    yield from meet(task, int(number), int(match[3]), waits=match[1] == "sync")
+    yield from meet(role, int(number), int(match[3]), waits=match[1] == "sync")
 
 
 @whole(
     r"\{ \.reg \.pred e, p; setp\.ne\.b32 p, \$1, 0; elect\.sync _\|e, 0xffffffff; and\.pred e, e, p; "
     r"@e mbarrier\.arrive\.release\.cta\.shared::cta\.b64 _, \[\$0\]; \}$"
 )
-def _warp_arrive(task: Any, match: re.Match[str], barrier: MemDesc, predicate: int) -> Any:
+def _warp_arrive(role: Any, match: re.Match[str], barrier: MemDesc, predicate: int) -> Any:
     """One elected lane of every warp arrives, if the predicate is not zero."""
-    yield from task.machine.pause()
+    yield from role.run.pause()
     if predicate:
-        arrive(task, barrier, task.num_warps)
+        arrive(role, barrier, role.num_warps)
 
 
 @whole(
@@ -221,54 +221,54 @@ def _warp_arrive(task: Any, match: re.Match[str], barrier: MemDesc, predicate: i
     r"bar\.warp\.sync 0xffffffff; elect\.sync _\|e, 0xffffffff; and\.pred e, e, p; "
     r"@e mbarrier\.arrive\.release\.cta\.shared::cta\.b64 _, \[\$0\]; \}$"
 )
-def _warp_signal(task: Any, match: re.Match[str], barrier: MemDesc, predicate: int) -> Any:
+def _warp_signal(role: Any, match: re.Match[str], barrier: MemDesc, predicate: int) -> Any:
     """Do the same, ordered after the accesses of all lanes of the warp to shared and, with the fence, tensor memory."""
     if match[1]:
-        _signal(task)
-    yield from _warp_arrive(task, match, barrier, predicate)
+        _signal(role)
+    yield from _warp_arrive(role, match, barrier, predicate)
 
 
-def _signal(task: Any) -> None:
-    task.clock.signal(task.lane)
-    task.advance()
+def _signal(role: Any) -> None:
+    role.clock.signal(role.lane)
+    role.advance()
 
 
 @whole(r"mov\.u32 \$0, %ctaid\.([xyz]);$")
-def _program_id(task: Any, match: re.Match[str]) -> Any:
+def _program_id(role: Any, match: re.Match[str]) -> Any:
     """Return the block's place in the launch: along x a cluster counts as many blocks as it has CTAs."""
-    axis, count = "xyz".index(match[1]), task.program.cluster.count
-    index = task.program.index[axis]
-    return index if axis else index * count + task.program.cta
+    axis, count = "xyz".index(match[1]), role.program.cluster.count
+    index = role.program.index[axis]
+    return index if axis else index * count + role.program.cta
     yield
 
 
 @whole(r"mov\.u32 \$0, %cluster_ctarank;$")
-def _cluster_rank(task: Any, match: re.Match[str]) -> Any:
+def _cluster_rank(role: Any, match: re.Match[str]) -> Any:
     """Return the rank of a CTA in its cluster."""
-    return task.program.cta
+    return role.program.cta
     yield
 
 
 @whole(r"mov\.u32 \$0, \$1;$")
-def _same(task: Any, match: re.Match[str], x: int) -> Any:
+def _same(role: Any, match: re.Match[str], x: int) -> Any:
     """Return a scalar unchanged."""
     return x
     yield
 
 
 @whole(r"ld\.shared\.b32 \$0, \[\$1\];$")
-def _load_word(task: Any, match: re.Match[str], view: MemDesc) -> Any:
+def _load_word(role: Any, match: re.Match[str], view: MemDesc) -> Any:
     """Load the first 32 bits of a view, for every thread."""
-    bits, missing = view.buffer.read(task.access(view, False), task.clock)
+    bits, missing = view.buffer.read(role.access(view, False), role.clock)
     value = int(np.ascontiguousarray(bits).reshape(-1).view(np.int32)[0])
     return poisoned(value, None if missing is None else missing.at(_first_word(missing.where, bits).any()))
     yield
 
 
 @whole(r"st\.shared\.b32 \[\$0\], \$1;$")
-def _store_word(task: Any, match: re.Match[str], view: MemDesc, value: int) -> Any:
+def _store_word(role: Any, match: re.Match[str], view: MemDesc, value: int) -> Any:
     """Let every thread write the first 32 bits of a view."""
-    _write_word(task, view, value)
+    _write_word(role, view, value)
     return None
     yield
 
@@ -278,9 +278,9 @@ def _store_word(task: Any, match: re.Match[str], view: MemDesc, value: int) -> A
     r"mov\.b32 \$0, \$2; "
     r"(?:ld\.shared\.b32 x, \[at \+ \d+\]; and\.b32 x, x, \d+; add\.u32 x, x, \d+; or\.b32 \$0, \$0, x; )+\}$"
 )
-def _see_nonfinite(task: Any, match: re.Match[str], tile: MemDesc, seen: int, threads: np.ndarray) -> Any:
+def _see_nonfinite(role: Any, match: re.Match[str], tile: MemDesc, seen: int, threads: np.ndarray) -> Any:
     """Return the sign bit if it was set before or a number in the first row of a tile is not finite."""
-    bits, missing = tile.buffer.read(task.access(tile, False), task.clock)
+    bits, missing = tile.buffer.read(role.access(tile, False), role.clock)
     finite = np.isfinite(decode(bits[0], tile.elem)).all()
     value = seen if finite else seen | -(1 << 31)
     return poisoned(value, None if missing is None else missing.at(missing.where[0].any()))
@@ -294,13 +294,13 @@ def _see_nonfinite(task: Any, match: re.Match[str], tile: MemDesc, seen: int, th
     r"@p ld\.shared\.b32 x, \[\$0\]; @p st\.shared\.b32 \[\$0\], \$1; @p st\.shared\.b32 \[\$2\], x; \}$"
 )
 def _link_if_seen(
-    task: Any, match: re.Match[str], head: MemDesc, place: int, out: MemDesc, seen: int, threads: np.ndarray
+    role: Any, match: re.Match[str], head: MemDesc, place: int, out: MemDesc, seen: int, threads: np.ndarray
 ) -> Any:
     """Let the first thread put a number at the head of a list, if the first warp has seen a non-finite number."""
     if place >= 0 and seen < 0:
-        before = yield from _load_word(task, match, head)
-        _write_word(task, head, place)
-        _write_word(task, out, before)
+        before = yield from _load_word(role, match, head)
+        _write_word(role, head, place)
+        _write_word(role, out, before)
 
 
 @whole(
@@ -308,28 +308,28 @@ def _link_if_seen(
     r"mad\.lo\.u32 at, \$1, 16, \$0; add\.u32 end, \$0, \d+; AGAIN: .+ "
     r"lop3\.b32 x0, x0, (\d+), m, 0xD8; .+@p bra AGAIN; \}$"
 )
-def _replace_nonfinite(task: Any, match: re.Match[str], tile: MemDesc, threads: np.ndarray) -> Any:
+def _replace_nonfinite(role: Any, match: re.Match[str], tile: MemDesc, threads: np.ndarray) -> Any:
     """Give non-finite numbers in a tile a finite magnitude. All of the tile counts as written, whatever it holds, so
     that a race shows with every input."""
-    bits, missing = tile.buffer.read(task.access(tile, False), task.clock)
+    bits, missing = tile.buffer.read(role.access(tile, False), role.clock)
     finite, magnitude = np.isfinite(decode(bits, tile.elem)), int(match[1]) & 0x7FFF
     fault = tile.buffer.fault
     replaced = np.where(finite, bits, (bits.astype(np.uint16) & 0x8000) | magnitude).astype(bits.dtype)
-    tile.buffer.write(task.access(tile, True), task.clock, replaced, missing)
+    tile.buffer.write(role.access(tile, True), role.clock, replaced, missing)
     tile.buffer.fault = fault
     return None
     yield
 
 
-def _write_word(task: Any, view: MemDesc, value: int) -> None:
+def _write_word(role: Any, view: MemDesc, value: int) -> None:
     """Write the first 32 bits of a view; other bytes stay written or unwritten."""
-    bits, access, fault = np.array(view.array[task.program.cta]), task.access(view, True), view.buffer.fault
+    bits, access, fault = np.array(view.array[role.program.cta]), role.access(view, True), view.buffer.fault
     bits.reshape(-1).view(np.int32)[0] = value
     missing = view.buffer.unwritten(access)
     if missing is not None:
         missing = missing.at(missing.where.copy())
         _first_word(missing.where, bits)[...] = False
-    view.buffer.write(access, task.clock, bits, missing)
+    view.buffer.write(access, role.clock, bits, missing)
     view.buffer.fault = fault
 
 
@@ -339,21 +339,21 @@ def _first_word(where: np.ndarray, bits: np.ndarray) -> np.ndarray:
 
 
 @whole(r"fence\.proxy\.async(?:\.global|\.shared::(?:cta|cluster))?;$")
-def _proxy_fence(task: Any, match: re.Match[str]) -> Any:
+def _proxy_fence(role: Any, match: re.Match[str]) -> Any:
     """Make all that is known visible to the asynchronous proxy, whichever memory the fence is for."""
-    task.clock.fence()
-    task.advance()
+    role.clock.fence()
+    role.advance()
     return None
     yield
 
 
 @whole(r"tcgen05\.fence::(before|after)_thread_sync;$")
-def _tcgen05_fence(task: Any, match: re.Match[str]) -> Any:
+def _tcgen05_fence(role: Any, match: re.Match[str]) -> Any:
     """Order accesses of tensor memory before the next arrival, or after the last wait."""
     if match[1] == "before":
-        _signal(task)
+        _signal(role)
     else:
-        task.clock.admit()
+        role.clock.admit()
     return None
     yield
 
@@ -363,11 +363,11 @@ def _tcgen05_fence(task: Any, match: re.Match[str]) -> Any:
     r"(?:vote\.sync\.any\.pred b, a, 0xffffffff|barrier\.cta\.red\.or\.pred b, (\d+), (\d+), a); "
     r"selp\.b32 \$0, 1, 0, b; \}$"
 )
-def _vote_any_greater_one(task: Any, match: re.Match[str], x: np.ndarray, bound: np.ndarray) -> Any:
+def _vote_any_greater_one(role: Any, match: re.Match[str], x: np.ndarray, bound: np.ndarray) -> Any:
     """As `_vote_any_greater`, for one value per thread; `gtu` is also true of a NaN. A vote of all warps meets at a
     hardware barrier, which no other role may use meanwhile."""
     if match[2]:
-        yield from meet(task, int(match[2]), int(match[3]), alone=True)
+        yield from meet(role, int(match[2]), int(match[3]), alone=True)
     return int(bool((~(x <= bound) if match[1] else x > bound).any()))
 
 
@@ -375,7 +375,7 @@ def _vote_any_greater_one(task: Any, match: re.Match[str], x: np.ndarray, bound:
     r"\{ \.reg \.pred a, b; setp\.gt\.f32 a, \$1, \$3; setp\.gt\.or\.f32 a, \$2, \$4, a; "
     r"vote\.sync\.any\.pred b, a, 0xffffffff; selp\.b32 \$0, 1, 0, b; \}$"
 )
-def _vote_any_greater(task: Any, match: re.Match[str], x: np.ndarray, bound: np.ndarray) -> Any:
+def _vote_any_greater(role: Any, match: re.Match[str], x: np.ndarray, bound: np.ndarray) -> Any:
     """Whether any x exceeds its bound. A role is one unit here, so the vote of a warp becomes the vote of the role."""
     return int(bool((x > bound).any()))
     yield

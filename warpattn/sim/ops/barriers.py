@@ -12,7 +12,7 @@ from typing import Any
 from ..ir.ctas import group
 from ..ir.module import Op
 from ..ir.parts import barrier_copies
-from ..machine.registry import blocking, tasked
+from ..machine.registry import acting, blocking
 from ..machine.sync import BarrierWait, NamedWait
 from ..memory.clocks import PRECEDING
 from ..memory.findings import Finding, Kind
@@ -22,25 +22,25 @@ _HARDWARE_BARRIERS = 16  # of a block
 _WARP = 32
 
 
-@tasked("ttng.init_barrier")
+@acting("ttng.init_barrier")
 def _init(op: Op) -> Callable[..., Any]:
     copies = barrier_copies(op, op.inputs[0])
     count = int(op.text.split(",")[1].split()[0]) << copies.bit_count()
 
-    def run(task: Any, view: MemDesc) -> None:
-        if not task.program.cta & copies:
-            task.barrier(view).init(count, task, alone=task.program.cluster.count == 1)
+    def run(role: Any, view: MemDesc) -> None:
+        if not role.program.cta & copies:
+            role.barrier(view).init(count, role, alone=role.program.cluster.count == 1)
 
     return run
 
 
-@tasked("ttng.inval_barrier")
+@acting("ttng.inval_barrier")
 def _inval(op: Op) -> Callable[..., Any]:
     copies = barrier_copies(op, op.inputs[0])
 
-    def run(task: Any, view: MemDesc) -> None:
-        if not task.program.cta & copies:
-            task.barrier(view).invalidate(task)
+    def run(role: Any, view: MemDesc) -> None:
+        if not role.program.cta & copies:
+            role.barrier(view).invalidate(role)
 
     return run
 
@@ -61,12 +61,12 @@ def _targets(op: Op) -> Callable[[int], list[int]]:
 def _expect(op: Op) -> Callable[..., Any]:
     nbytes, targets = int(op.text.split(",")[1].split()[0]), _targets(op)
 
-    def run(task: Any, view: MemDesc, predicate: Any = True) -> Any:
-        yield from task.machine.pause()
+    def run(role: Any, view: MemDesc, predicate: Any = True) -> Any:
+        yield from role.run.pause()
         if predicate:
-            for cta in targets(task.program.cta):
-                task.barrier(view, cta).expect(nbytes)
-                arrive(task, view, 1, cta)
+            for cta in targets(role.program.cta):
+                role.barrier(view, cta).expect(nbytes)
+                arrive(role, view, 1, cta)
 
     return run
 
@@ -75,29 +75,29 @@ def _expect(op: Op) -> Callable[..., Any]:
 def _arrive(op: Op) -> Callable[..., Any]:
     count, targets = int(op.text.split(",")[1].split()[0]), _targets(op)
 
-    def run(task: Any, view: MemDesc, predicate: Any = True) -> Any:
-        yield from task.machine.pause()
+    def run(role: Any, view: MemDesc, predicate: Any = True) -> Any:
+        yield from role.run.pause()
         if predicate:
-            for cta in targets(task.program.cta):
-                arrive(task, view, count, cta)
+            for cta in targets(role.program.cta):
+                arrive(role, view, count, cta)
 
     return run
 
 
-def arrive(task: Any, view: MemDesc, count: int, cta: int | None = None) -> None:
+def arrive(role: Any, view: MemDesc, count: int, cta: int | None = None) -> None:
     """Do `count` arrivals of a role on the barrier in `view`, of its own CTA or another."""
-    task.barrier(view, cta).arrive(count, task.clock, task.place())
-    task.advance()
+    role.barrier(view, cta).arrive(count, role.clock, role.place())
+    role.advance()
 
 
 @blocking("ttng.cluster_barrier")
 def _cluster_barrier(op: Op) -> Callable[..., Any]:
     relaxed = op.flag("relaxed")
 
-    def run(task: Any) -> Any:
-        yield from task.machine.pause()
+    def run(role: Any) -> Any:
+        yield from role.run.pause()
         if op.ctas is not None:
-            yield from task.program.cluster.meet(task, relaxed, op.uid if op.in_role else 0)
+            yield from role.program.cluster.meet(role, relaxed, op.uid if op.in_role else 0)
 
     return run
 
@@ -106,49 +106,49 @@ def _cluster_barrier(op: Op) -> Callable[..., Any]:
 def _wait(op: Op) -> Callable[..., Any]:
     copies = barrier_copies(op, op.inputs[0])
 
-    def run(task: Any, view: MemDesc, parity: int, predicate: Any = True, *_: Any) -> Any:
-        if not predicate or task.program.cta & copies:
+    def run(role: Any, view: MemDesc, parity: int, predicate: Any = True, *_: Any) -> Any:
+        if not predicate or role.program.cta & copies:
             return
-        yield from task.machine.pause()
-        barrier = task.barrier(view)
-        if not barrier.usable(task.place(), "waits on", task.clock):
+        yield from role.run.pause()
+        barrier = role.barrier(view)
+        if not barrier.usable(role.place(), "waits on", role.clock):
             return
-        if barrier.awaited(parity, task) == barrier.phase:
+        if barrier.awaited(parity, role) == barrier.phase:
             wait = BarrierWait(barrier)
             yield wait
             if barrier.phase > wait.target:
-                place = task.place()
+                place = role.place()
                 text = f"{place} waits for phase {wait.target - 1} of barrier {barrier.name}, and phase {wait.target} "
                 text += "completes, too, before it has seen that: on the card it may miss both"
-                task.machine.findings.add(
+                role.run.findings.add(
                     Finding("PhaseError", text, (place,), barrier=barrier.name, phase=wait.target - 1)
                 )
-        task.learn(barrier.released)
+        role.learn(barrier.released)
 
     return run
 
 
-def meet(task: Any, number: int, needed: int, waits: bool = True, alone: bool = False) -> Any:
+def meet(role: Any, number: int, needed: int, waits: bool = True, alone: bool = False) -> Any:
     """Let all threads of a role arrive at a hardware barrier that `needed` threads complete; with `waits` they also
     wait for that. `alone`: the role's own threads are all that may take part."""
-    own = _WARP * task.num_warps
-    for fault in _misuses(number, needed, task.machine.module.own_barriers, own if alone else 0):
-        _report_named(task, "PhaseError", number, f"uses named barrier {number}{fault}")
-    yield from task.machine.pause()
-    barrier = task.program.named_barrier(number)
-    if not barrier.follows(task.clock):
+    own = _WARP * role.num_warps
+    for fault in _misuses(number, needed, role.run.module.own_barriers, own if alone else 0):
+        _report_named(role, "PhaseError", number, f"uses named barrier {number}{fault}")
+    yield from role.run.pause()
+    barrier = role.program.named_barrier(number)
+    if not barrier.follows(role.clock):
         text = f"arrives at named barrier {number}, and nothing orders that after all threads have arrived there that "
-        _report_named(task, "PhaseRace", number, text + "completed it last: on the card it may be counted among them")
+        _report_named(role, "PhaseRace", number, text + "completed it last: on the card it may be counted among them")
     wait = NamedWait(barrier, needed)
-    fits = barrier.arrive(own, needed, task.clock)
-    task.advance()
+    fits = barrier.arrive(own, needed, role.clock)
+    role.advance()
     if not fits:
         text = f"arrives at named barrier {number}, which then has more than {needed} threads"
-        _report_named(task, "PhaseError", number, text)
+        _report_named(role, "PhaseError", number, text)
     if waits:
         if not wait.ready():
             yield wait
-        task.learn(barrier.released)
+        role.learn(barrier.released)
 
 
 def _misuses(number: int, needed: int, compilers: int, voters: int) -> list[str]:
@@ -165,17 +165,17 @@ def _misuses(number: int, needed: int, compilers: int, voters: int) -> list[str]
     return faults
 
 
-def _report_named(task: Any, kind: Kind, number: int, text: str) -> None:
-    place = task.place()
-    task.machine.findings.add(Finding(kind, f"{place} {text}", (place,), barrier=str(number)))
+def _report_named(role: Any, kind: Kind, number: int, text: str) -> None:
+    place = role.place()
+    role.run.findings.add(Finding(kind, f"{place} {text}", (place,), barrier=str(number)))
 
 
-@tasked("tt.grid_dependency_wait")
+@acting("tt.grid_dependency_wait")
 def _preceding_launch(op: Op) -> Callable[..., Any]:
     """Learn that the preceding launch has ended, with all its writes."""
 
-    def run(task: Any) -> None:
-        task.clock.mark(PRECEDING, 1)
+    def run(role: Any) -> None:
+        role.clock.mark(PRECEDING, 1)
 
     return run
 

@@ -21,7 +21,7 @@ from ..ir.valuetypes import Type
 from ..machine.agents import Agent
 from ..machine.capacity import check_tensor_memory
 from ..machine.pending import poisoned
-from ..machine.registry import blocking, plain, tasked
+from ..machine.registry import acting, blocking, plain
 from ..machine.sync import Barrier
 from ..memory.findings import Finding, Place
 from ..memory.shared import Access, MemDesc, Missing, either, of_product
@@ -30,20 +30,20 @@ from .hopper import multiplier
 from .memory import allocation_name, write_part
 
 
-@tasked("ttng.tmem_alloc")
+@acting("ttng.tmem_alloc")
 def _alloc(op: Op) -> Callable[..., Any]:
     kind, name, token = op.outputs[0], allocation_name(op), len(op.results) > 1
     tile, part = local(op, kind), from_registers(op, op.inputs[0], kind) if op.operands else None
 
-    def run(task: Any, value: Any = None) -> Any:
-        check_tensor_memory(task.machine.module)
-        view = task.program.cluster.shared(op.uid, task.program.cta, lambda: make(task))
+    def run(role: Any, value: Any = None) -> Any:
+        check_tensor_memory(role.run.module)
+        view = role.program.cluster.shared(op.uid, role.program.cta, lambda: make(role))
         if part is not None:
-            write_part(task, view, value, part, kind.elem)
+            write_part(role, view, value, part, kind.elem)
         return (view, None) if token else view
 
-    def make(task: Any) -> TensorView:
-        return TensorBuffer(name, tile, task.machine.module, task.machine.findings).view(tile)
+    def make(role: Any) -> TensorView:
+        return TensorBuffer(name, tile, role.run.module, role.run.findings).view(tile)
 
     return run
 
@@ -53,16 +53,16 @@ def _nothing(op: Op) -> Callable[..., Any]:
     return lambda *_: None
 
 
-@tasked("ttng.tmem_subslice")
+@acting("ttng.tmem_subslice")
 def _subslice(op: Op) -> Callable[..., Any]:
     start, dim = op.integer("offset"), op.integer("dim", 1)
     length = (op.outputs[0].shape or ())[dim]
     if (local(op, op.outputs[0]).shape or ())[dim] != length:
         raise op.error("a slice of a tile that is spread over the CTAs is not simulated")
-    return lambda task, view: view.sliced(dim, start, length)
+    return lambda role, view: view.sliced(dim, start, length)
 
 
-@tasked("ttng.tmem_load")
+@acting("ttng.tmem_load")
 def _load(op: Op) -> Callable[..., Any]:
     """Load the tile, and with redOp also the largest or smallest element of each row."""
     elem, reduced = op.outputs[0].elem, len(op.outputs) > 1
@@ -76,11 +76,11 @@ def _load(op: Op) -> Callable[..., Any]:
     if reduced and local(op, op.outputs[0]).shape[1:] != op.outputs[0].shape[1:]:  # pyright: ignore[reportOptionalSubscript]
         raise op.error("a reduction over elements of several CTAs is not simulated")
 
-    def run(task: Any, view: TensorView, *_: Any) -> Any:
-        bits, missing = view.buffer.read(task.access(view, False), task.clock)
-        value = spread(decode(bits, elem), task.program.cta)
+    def run(role: Any, view: TensorView, *_: Any) -> Any:
+        bits, missing = view.buffer.read(role.access(view, False), role.clock)
+        value = spread(decode(bits, elem), role.program.cta)
         if missing is not None:
-            missing = missing.at(spread(missing.where, task.program.cta))
+            missing = missing.at(spread(missing.where, role.program.cta))
         parts = [poisoned(value, missing)] + [None] * token
         if reduced:
             row = best.reduce(np.abs(value) if absolute else value, axis=1)
@@ -90,29 +90,29 @@ def _load(op: Op) -> Callable[..., Any]:
     return run
 
 
-@tasked("ttng.tmem_store")
+@acting("ttng.tmem_store")
 def _store(op: Op) -> Callable[..., Any]:
     elem, part = op.inputs[0].elem, from_registers(op, op.inputs[0], [*op.inputs, *op.outputs][1])
 
-    def run(task: Any, value: Any, view: TensorView, *rest: Any) -> None:
+    def run(role: Any, value: Any, view: TensorView, *rest: Any) -> None:
         if rest[-1]:
-            write_part(task, view, value, part, elem)
+            write_part(role, view, value, part, elem)
 
     return run
 
 
-def issue(task: Any, engine: str, body: Callable[[Agent], None]) -> None:
+def issue(role: Any, engine: str, body: Callable[[Agent], None]) -> None:
     """Put work on the role's queue; the program must wait for its end before it ends."""
-    agent = task.issue_product(body, engine=engine)
-    task.program.loads[agent.lane] = agent
+    agent = role.issue_product(body, engine=engine)
+    role.program.loads[agent.lane] = agent
 
 
-def commit(task: Any, view: MemDesc, bits: int) -> None:
+def commit(role: Any, view: MemDesc, bits: int) -> None:
     """Arrive on the barriers of the CTAs in `bits` when everything issued so far is done."""
     for cta in range(len(view.array)):
         if bits >> cta & 1:
-            barrier = task.barrier(view, cta)
-            task.issue_product(_arriving(barrier), engine="tcgen05 commit")
+            barrier = role.barrier(view, cta)
+            role.issue_product(_arriving(barrier), engine="tcgen05 commit")
 
 
 def _arriving(barrier: Barrier) -> Callable[[Agent], None]:
@@ -137,10 +137,10 @@ def _commit_op(op: Op) -> Callable[..., Any]:
     described = re.search(r"\bdescs\b", op.text) is not None
     audience = audience_of(op, op.inputs[1:] if described else [], op.inputs[:1])
 
-    def run(task: Any, view: MemDesc, predicate: Any = True, *_: Any) -> Any:
-        yield from task.machine.pause()
+    def run(role: Any, view: MemDesc, predicate: Any = True, *_: Any) -> Any:
+        yield from role.run.pause()
         if predicate:
-            commit(task, view, audience(task.program.cta))
+            commit(role, view, audience(role.program.cta))
 
     return run
 
@@ -152,9 +152,9 @@ def _copy(op: Op) -> Callable[..., Any]:
     if op.ctas is not None and op.ctas.split(op.inputs[0]) != op.ctas.split(op.inputs[1]):
         raise op.error("a tile that tensor memory spreads over the CTAs otherwise than shared memory is not simulated")
 
-    def run(task: Any, source: MemDesc, target: TensorView) -> Any:
-        yield from task.machine.pause()
-        if pair and task.program.cta & 1:
+    def run(role: Any, source: MemDesc, target: TensorView) -> Any:
+        yield from role.run.pause()
+        if pair and role.program.cta & 1:
             return
 
         def body(agent: Agent) -> None:
@@ -162,7 +162,7 @@ def _copy(op: Op) -> Callable[..., Any]:
                 bits, missing = source.buffer.read(asynchronous(source, False, agent, cta), agent.clock)
                 target.buffer.write(asynchronous(target, True, agent, cta), agent.clock, bits.copy(), missing)
 
-        issue(task, "tcgen05 copy", body)
+        issue(role, "tcgen05 copy", body)
 
     return run
 
@@ -182,10 +182,10 @@ def _mma(op: Op) -> Callable[..., Any]:
     token = re.match(r"\s*%\S+ %\S+ %[^\s,\[]+\[%", op.text) is not None
     multiply, narrow = multiplier(a_kind.elem, b_kind.elem, kind.elem), rounder(kind.elem)
 
-    def run(task: Any, a: Any, b: MemDesc, accumulator: TensorView, *rest: Any) -> Any:
-        yield from task.machine.pause()
+    def run(role: Any, a: Any, b: MemDesc, accumulator: TensorView, *rest: Any) -> Any:
+        yield from role.run.pause()
         add, predicate, *barriers = rest[token:]
-        if not predicate or (pair and task.program.cta & 1):
+        if not predicate or (pair and role.program.cta & 1):
             return
 
         def read(view: Any, agent: Agent, cta: int) -> tuple[np.ndarray, Missing | None]:
@@ -205,10 +205,10 @@ def _mma(op: Op) -> Callable[..., Any]:
                 bits = encode(product if narrow is None else narrow(product), kind.elem)
                 accumulator.buffer.write(asynchronous(accumulator, True, agent, cta), agent.clock, bits, missing)
 
-        issue(task, "tcgen05 mma", body)
+        issue(role, "tcgen05 mma", body)
         for barrier, wanted in zip(barriers[::2], barriers[1::2], strict=True):
             if wanted:
-                commit(task, barrier, audience(task.program.cta))
+                commit(role, barrier, audience(role.program.cta))
 
     return run
 
@@ -241,13 +241,13 @@ def _try_cancel(op: Op) -> Callable[..., Any]:
     """Cancel a program that has not started; the answer has its place in the grid. The first CTA of a cluster does it
     for all, and each gets the answer."""
 
-    def run(task: Any, view: MemDesc, bar: MemDesc) -> Any:
-        yield from task.machine.pause()
-        if task.program.cta:
+    def run(role: Any, view: MemDesc, bar: MemDesc) -> Any:
+        yield from role.run.pause()
+        if role.program.cta:
             return
-        answer = _Answer(task.machine)
-        for cta in range(task.program.cluster.count):
-            task.issue("TMA load", task.program.pool, _answering(answer, view, cta, task.barrier(bar, cta)))
+        answer = _Answer(role.run)
+        for cta in range(role.program.cluster.count):
+            role.issue("TMA load", role.program.pool, _answering(answer, view, cta, role.barrier(bar, cta)))
 
     return run
 
@@ -276,12 +276,12 @@ def _answering(answer: _Answer, view: MemDesc, cta: int, barrier: Barrier) -> Ca
     return body
 
 
-@tasked("ttng.clc_load_result")
+@acting("ttng.clc_load_result")
 def _answer(op: Op) -> Callable[..., Any]:
     """Load the answer as one value: both halves as Python ints."""
 
-    def run(task: Any, view: MemDesc) -> Any:
-        bits, missing = view.buffer.read(task.access(view, False), task.clock)
+    def run(role: Any, view: MemDesc) -> Any:
+        bits, missing = view.buffer.read(role.access(view, False), role.clock)
         low, high = (int(half) for half in bits.reshape(-1))
         return poisoned((low, high), None if missing is None else missing.at(missing.where.any()))
 

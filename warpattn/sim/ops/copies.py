@@ -12,7 +12,7 @@ from ..ir.formats import encode, register_dtype
 from ..ir.module import Op
 from ..ir.parts import from_registers
 from ..machine.agents import Agent
-from ..machine.registry import blocking, plain, tasked
+from ..machine.registry import acting, blocking, plain
 from ..machine.sync import AgentWait, all_but_newest
 from ..memory.clocks import Clock
 from ..memory.descriptor import make_descriptor
@@ -28,15 +28,15 @@ def _copy(op: Op) -> Callable[..., Any]:
     dtype = register_dtype(kind.elem)
     part = from_registers(op, op.inputs[0], [*op.inputs, *op.outputs][1])
 
-    def run(task: Any, pointers: Any, view: MemDesc, *rest: Any) -> Any:
-        yield from task.machine.pause()
+    def run(role: Any, pointers: Any, view: MemDesc, *rest: Any) -> Any:
+        yield from role.run.pause()
         mask = rest[0] if masked else None
         other = rest[1] if masked and len(rest) > 1 else None
-        addresses, mask, other = (x if x is None else part(x, task.program.cta) for x in (pointers, mask, other))
+        addresses, mask, other = (x if x is None else part(x, role.program.cta) for x in (pointers, mask, other))
 
         def body(agent: Agent) -> None:
             who = Toucher(agent.lane, agent.epoch, agent.clock, agent.place)
-            values = load_pointers(task.machine.memory, who, kind, addresses, mask, other)
+            values = load_pointers(role.run.memory, who, kind, addresses, mask, other)
             access = Access(view, agent.lane, agent.epoch, True, False, agent.place, agent.cta)
             bits = encode(np.asarray(values, dtype), kind.elem)
             if amd and mask is not None and other is None:
@@ -44,10 +44,10 @@ def _copy(op: Op) -> Callable[..., Any]:
             else:
                 view.buffer.write(access, agent.clock, bits)
 
-        amd = task.machine.module.backend == "hip"
+        amd = role.run.module.backend == "hip"
         engine = "copy to LDS" if amd else "cp.async"
-        task.before_copies = task.clock.copy()
-        task.copies.append(task.issue(engine, task.program.ordinary, body))
+        role.before_copies = role.clock.copy()
+        role.copies.append(role.issue(engine, role.program.ordinary, body))
 
     return run
 
@@ -60,11 +60,11 @@ def _write_where(access: Access, clock: Clock, bits: np.ndarray, mask: np.ndarra
     np.copyto(view.written[0], np.iinfo(view.written.dtype).max, where=mask)
 
 
-@tasked("ttg.async_commit_group")
+@acting("ttg.async_commit_group")
 def _commit(op: Op) -> Callable[..., Any]:
-    def run(task: Any, *tokens: Any) -> None:
-        task.groups.append(task.copies)
-        task.copies = []
+    def run(role: Any, *tokens: Any) -> None:
+        role.groups.append(role.copies)
+        role.copies = []
 
     return run
 
@@ -73,16 +73,16 @@ def _commit(op: Op) -> Callable[..., Any]:
 def _wait(op: Op) -> Callable[..., Any]:
     allowed = op.integer("num")
 
-    def run(task: Any, *tokens: Any) -> Any:
-        yield from task.machine.pause()
-        over = all_but_newest(task.groups, allowed)
+    def run(role: Any, *tokens: Any) -> Any:
+        yield from role.run.pause()
+        over = all_but_newest(role.groups, allowed)
         agents = [agent for group in over for agent in group]
         wait = AgentWait(agents, "its copies to shared memory")
         if not wait.ready():
             yield wait
         for agent in agents:
-            task.clock.mark(agent.lane, agent.epoch, fenced=False)
-        del task.groups[: len(over)]
+            role.clock.mark(agent.lane, agent.epoch, fenced=False)
+        del role.groups[: len(over)]
 
     return run
 
@@ -93,21 +93,21 @@ def _arrive_behind(op: Op) -> Callable[..., Any]:
     addition to its own, unless `noIncrement`."""
     counted = not op.flag("noIncrement")
 
-    def run(task: Any, view: MemDesc) -> Any:
-        yield from task.machine.pause()
-        barrier, threads, before = task.barrier(view), 32 * task.num_warps, task.before_copies
-        copies = [agent for group in [*task.groups, task.copies] for agent in group]
+    def run(role: Any, view: MemDesc) -> Any:
+        yield from role.run.pause()
+        barrier, threads, before = role.barrier(view), 32 * role.num_warps, role.before_copies
+        copies = [agent for group in [*role.groups, role.copies] for agent in group]
         if counted:
-            barrier.follow(threads, task)
+            barrier.follow(threads, role)
 
         def body(agent: Agent) -> None:
             for copy in copies:
                 copy.run()
             barrier.arrive_after(threads, copies, before, agent)
 
-        task.issue("cp.async", task.program.ordinary, body)
-        task.program.loads |= {copy.lane: copy for copy in copies}  # any role may wait for the barrier
-        task.copies = [copy for copy in task.copies if not task.clock.knows(copy.lane, copy.epoch)]
+        role.issue("cp.async", role.program.ordinary, body)
+        role.program.loads |= {copy.lane: copy for copy in copies}  # any role may wait for the barrier
+        role.copies = [copy for copy in role.copies if not role.clock.knows(copy.lane, copy.epoch)]
 
     return run
 
@@ -120,12 +120,12 @@ class Scratch:
         self.nan = False  # what is outside
 
 
-@tasked("ttg.global_scratch_alloc")
+@acting("ttg.global_scratch_alloc")
 def _scratch(op: Op) -> Callable[..., Any]:
-    return lambda task: Scratch()
+    return lambda role: Scratch()
 
 
-@tasked("ttng.tensormap_create")
+@acting("ttng.tensormap_create")
 def _create(op: Op) -> Callable[..., Any]:
     """Operands: place, address, [box], [sizes], [strides in bytes but the last], [element strides], innermost first."""
     lists = [len(re.findall(r"%", part)) for part in re.findall(r"\[([^\]]*)\]", op.text)]
@@ -133,7 +133,7 @@ def _create(op: Op) -> Callable[..., Any]:
         raise op.error("this descriptor is not understood")
     rank = lists[1]
 
-    def run(task: Any, place: Scratch, address: int, *numbers: int) -> None:
+    def run(role: Any, place: Scratch, address: int, *numbers: int) -> None:
         sizes = numbers[lists[0] : lists[0] + rank]
         strides = numbers[lists[0] + rank : lists[0] + rank + lists[2]]
         place.nan = op.integer("fill_mode", 0) != 0
@@ -147,15 +147,15 @@ def _acquire(op: Op) -> Callable[..., Any]:
     return lambda place: None
 
 
-@tasked("ttng.reinterpret_tensor_descriptor")
+@acting("ttng.reinterpret_tensor_descriptor")
 def _reinterpret(op: Op) -> Callable[..., Any]:
     kind = op.outputs[0]
 
-    def run(task: Any, place: Scratch) -> Any:
+    def run(role: Any, place: Scratch) -> Any:
         if place.tensor is None:
             raise op.error("no descriptor was made here")
         address, shape, strides = place.tensor
         steps = [s // kind.itemsize for s in strides] + [1]
-        return make_descriptor(task.machine.memory, address, shape, steps, kind, place.nan)
+        return make_descriptor(role.run.memory, address, shape, steps, kind, place.nan)
 
     return run

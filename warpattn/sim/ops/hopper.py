@@ -20,7 +20,7 @@ from ..ir.parts import barrier_copies, from_registers, local, parts_of, to_regis
 from ..ir.product_asm import product_group
 from ..machine.agents import Agent
 from ..machine.pending import Pending, opened, poisoned, used
-from ..machine.registry import blocking, plain, tasked
+from ..machine.registry import acting, blocking, plain
 from ..machine.sync import AgentWait, Barrier, all_but_newest
 from ..memory.descriptor import Descriptor, make_descriptor
 from ..memory.findings import Finding
@@ -29,23 +29,23 @@ from ..memory.shared import Access, MemDesc, Missing, either, of_product, side_b
 from .updates import update_of
 
 
-@tasked("ttng.fence_async_shared")
+@acting("ttng.fence_async_shared")
 def _fence(op: Op) -> Callable[..., Any]:
-    def run(task: Any) -> None:
-        task.clock.fence()
-        task.advance()
+    def run(role: Any) -> None:
+        role.clock.fence()
+        role.advance()
 
     return run
 
 
-@tasked("tt.make_tensor_descriptor")
+@acting("tt.make_tensor_descriptor")
 def _make_descriptor(op: Op) -> Callable[..., Any]:
     kind = op.outputs[0]
     rank = len(kind.shape or ())
     nan = op.integer("padding", 1) != 1
 
-    def run(task: Any, pointer: int, *numbers: int) -> Descriptor:
-        return make_descriptor(task.machine.memory, int(pointer), numbers[:rank], numbers[rank : 2 * rank], kind, nan)
+    def run(role: Any, pointer: int, *numbers: int) -> Descriptor:
+        return make_descriptor(role.run.memory, int(pointer), numbers[:rank], numbers[rank : 2 * rank], kind, nan)
 
     return run
 
@@ -61,18 +61,18 @@ def _copy_in(op: Op) -> Callable[..., Any]:
     shared = op.ctas.split(op.inputs[0]).copies if op.ctas is not None and op.flag("multicast") else 0
     copies = barrier_copies(op, op.inputs[1])
 
-    def run(task: Any, descriptor: Descriptor, *rest: Any) -> Any:
-        yield from task.machine.pause()
+    def run(role: Any, descriptor: Descriptor, *rest: Any) -> Any:
+        yield from role.run.pause()
         coordinates, (view, bar, predicate) = rest[:rank], rest[-3:]
-        cta = task.program.cta
+        cta = role.program.cta
         if not predicate or cta & shared:
             return
         for target in group(cta, shared):
-            barrier = task.barrier(bar, target & ~copies)
-            task.issue(
+            barrier = role.barrier(bar, target & ~copies)
+            role.issue(
                 "TMA load",
-                task.program.pool,
-                _landing(task, descriptor, (*box(coordinates, cta), rest[rank:-3]), (view, target, barrier)),
+                role.program.pool,
+                _landing(role, descriptor, (*box(coordinates, cta), rest[rank:-3]), (view, target, barrier)),
             )
 
     return run
@@ -95,7 +95,7 @@ def _by_tma(agent: Agent) -> Toucher:
 
 
 def _landing(
-    task: Any, descriptor: Descriptor, box: tuple[tuple, Any, tuple], target: tuple[MemDesc, int, Barrier]
+    role: Any, descriptor: Descriptor, box: tuple[tuple, Any, tuple], target: tuple[MemDesc, int, Barrier]
 ) -> Callable[[Agent], None]:
     """Return the work of a copy of a box (start, shape, offsets of pixels) to a CTA's tile, which completes its bytes
     on a barrier."""
@@ -103,7 +103,7 @@ def _landing(
 
     def body(agent: Agent) -> None:
         who = _by_tma(agent)
-        memory = task.machine.memory
+        memory = role.run.memory
         if descriptor.pixels is None:
             bits = descriptor.read(memory, first, who, shape).reshape(view.shape)
         else:
@@ -118,21 +118,21 @@ def _landing(
 def _gather(op: Op) -> Callable[..., Any]:
     """Copy rows by number into a tile; rows outside of the tensor are zeros."""
 
-    def run(task: Any, descriptor: Descriptor, rows: Any, column: int, *rest: Any) -> Any:
-        yield from task.machine.pause()
+    def run(role: Any, descriptor: Descriptor, rows: Any, column: int, *rest: Any) -> Any:
+        yield from role.run.pause()
         view, bar, predicate = rest
         if not predicate:
             return
-        barrier, numbers = task.barrier(bar), np.asarray(rows).tolist()
+        barrier, numbers = role.barrier(bar), np.asarray(rows).tolist()
 
         def body(agent: Agent) -> None:
             who = _by_tma(agent)
-            memory, box = task.machine.memory, (1, view.shape[1])
+            memory, box = role.run.memory, (1, view.shape[1])
             bits = np.concatenate([descriptor.read(memory, (row, column), who, box) for row in numbers])
             view.buffer.write(Access(view, agent.lane, agent.epoch, True, True, agent.place), agent.clock, bits)
             barrier.land(view.array[0].nbytes, agent)
 
-        task.issue("TMA load", task.program.pool, body)
+        role.issue("TMA load", role.program.pool, body)
 
     return run
 
@@ -141,31 +141,31 @@ def _gather(op: Op) -> Callable[..., Any]:
 def _scatter(op: Op) -> Callable[..., Any]:
     """Copy the rows of a tile to rows by number; those beyond the tensor's end are dropped."""
 
-    def run(task: Any, descriptor: Descriptor, rows: Any, column: int, view: MemDesc) -> Any:
-        yield from task.machine.pause()
-        numbers, place = np.asarray(rows).tolist(), task.place()
+    def run(role: Any, descriptor: Descriptor, rows: Any, column: int, view: MemDesc) -> Any:
+        yield from role.run.pause()
+        numbers, place = np.asarray(rows).tolist(), role.place()
         if min(numbers) < 0 or column < 0:
             text = (
                 f"{place} scatters to row {min(numbers)}, column {column} of {descriptor.buffer.name}: neither may be"
             )
-            task.machine.findings.add(Finding("OutOfBounds", f"{text} negative", (place,), descriptor.buffer.name))
+            role.run.findings.add(Finding("OutOfBounds", f"{text} negative", (place,), descriptor.buffer.name))
 
         def put(agent: Agent, bits: np.ndarray) -> None:
             who = _by_tma(agent)
             for row, part in zip(numbers, bits, strict=True):
                 if row >= 0:
-                    descriptor.write(task.machine.memory, (row, column), part, who, (1, view.shape[1]))
+                    descriptor.write(role.run.memory, (row, column), part, who, (1, view.shape[1]))
 
         def inside(bits: np.ndarray) -> Any:
             return [0 <= row < descriptor.shape[0] for row in numbers]
 
-        _store(task, view, put, inside)
+        _store(role, view, put, inside)
 
     return run
 
 
 def _store(
-    task: Any, view: MemDesc, put: Callable[[Agent, np.ndarray], None], inside: Callable[[np.ndarray], Any]
+    role: Any, view: MemDesc, put: Callable[[Agent, np.ndarray], None], inside: Callable[[np.ndarray], Any]
 ) -> None:
     """Start a copy out of a tile: it reads shared memory, then `put` writes the bits; `inside` is what it writes."""
 
@@ -178,12 +178,12 @@ def _store(
         bits, missing = reader.result
         put(agent, bits)
         if missing is not None and missing.where.reshape(bits.shape)[inside(bits)].any():
-            task.machine.findings.add(used(missing, agent.place))
+            role.run.findings.add(used(missing, agent.place))
         reader.result = None  # a role may keep its stores until it ends
 
-    reader = task.issue("TMA store", task.program.pool, read)
-    writer = task.issue("TMA store", task.program.pool, write, after=reader)
-    task.stores.append((reader, writer))
+    reader = role.issue("TMA store", role.program.pool, read)
+    writer = role.issue("TMA store", role.program.pool, write, after=reader)
+    role.stores.append((reader, writer))
 
 
 @blocking("ttng.async_tma_copy_local_to_global", "ttng.async_tma_reduce")
@@ -196,22 +196,22 @@ def _copy_out(op: Op) -> Callable[..., Any]:
     if copies and update is not None:
         raise op.error("each CTA that has a copy of the tile adds it: this is not simulated")
 
-    def run(task: Any, descriptor: Descriptor, *rest: Any) -> Any:
-        yield from task.machine.pause()
-        cta = task.program.cta
+    def run(role: Any, descriptor: Descriptor, *rest: Any) -> Any:
+        yield from role.run.pause()
+        cta = role.program.cta
         (coordinates, shape), view = box(rest[:rank], cta), rest[rank]
-        stored: list[bytes] = task.program.cluster.shared((op.uid, cta & ~copies), cta, list, 1 << copies.bit_count())
+        stored: list[bytes] = role.program.cluster.shared((op.uid, cta & ~copies), cta, list, 1 << copies.bit_count())
 
         def put(agent: Agent, bits: np.ndarray) -> None:
             who = _by_tma(agent)
             stored.append(bits.tobytes())
             if stored[-1] != stored[0]:
                 text = f"{agent.place} stores a tile of which other CTAs store copies, and theirs have other values"
-                task.machine.findings.add(Finding("Race", text, (agent.place,), view.buffer.name))
+                role.run.findings.add(Finding("Race", text, (agent.place,), view.buffer.name))
             if not cta & copies:
-                descriptor.write(task.machine.memory, coordinates, bits, who, shape, update, how)
+                descriptor.write(role.run.memory, coordinates, bits, who, shape, update, how)
 
-        _store(task, view, put, lambda bits: descriptor.inside(coordinates, bits))
+        _store(role, view, put, lambda bits: descriptor.inside(coordinates, bits))
 
     return run
 
@@ -220,18 +220,18 @@ def _copy_out(op: Op) -> Callable[..., Any]:
 def _store_wait(op: Op) -> Callable[..., Any]:
     allowed, read_only = op.integer("pendings"), op.flag("read_only")
 
-    def run(task: Any) -> Any:
-        over = all_but_newest(task.stores, allowed)
-        agents = [reader for reader, _ in over[task.stores_read :]]
+    def run(role: Any) -> Any:
+        over = all_but_newest(role.stores, allowed)
+        agents = [reader for reader, _ in over[role.stores_read :]]
         if not read_only:
             agents += [writer for _, writer in over]
         wait = AgentWait(agents, "its bulk stores")
-        yield from task.machine.pause()
+        yield from role.run.pause()
         if not wait.ready():
             yield wait
         for agent in agents:
-            task.clock.mark(agent.lane, agent.epoch)
-        task.stores_waited(len(over), read_only)
+            role.clock.mark(agent.lane, agent.epoch)
+        role.stores_waited(len(over), read_only)
 
     return run
 
@@ -244,8 +244,8 @@ def _dot(op: Op) -> Callable[..., Any]:
     narrow = rounder(op.outputs[0].elem)
     part, spread = _parts(op)
 
-    def run(task: Any, a: Any, b: MemDesc, c: Any, use_accumulator: Any = True) -> Any:
-        yield from task.machine.pause()
+    def run(role: Any, a: Any, b: MemDesc, c: Any, use_accumulator: Any = True) -> Any:
+        yield from role.run.pause()
         if isinstance(a, Pending):
             a.array  # noqa: B018  reading it is the fault
         a, a_missing = opened(a)
@@ -261,11 +261,11 @@ def _dot(op: Op) -> Callable[..., Any]:
                 agent.missing = either(agent.missing, c.missing if isinstance(c, Pending) else c_missing)
             agent.result = product if narrow is None else narrow(product)
 
-        agent = task.issue_product(body)
+        agent = role.issue_product(body)
         result = Pending(agent)
         if asynchronous:
             return result
-        yield from _products_done(task, 0)
+        yield from _products_done(role, 0)
         return _result(result)
 
     return run
@@ -281,8 +281,8 @@ def _dot_parts(op: Op) -> Callable[..., Any]:
         raise op.error("products in assembly with another descriptor or order of operands are not simulated")
     ends = list(accumulate(widths))
 
-    def run(task: Any, *operands: Any) -> Any:
-        yield from task.machine.pause()
+    def run(role: Any, *operands: Any) -> Any:
+        yield from role.run.pause()
         (pairs, p_missing), boxes = opened(operands[count]), operands[count + 1 :]
         if isinstance(pairs, Pending):
             pairs.array  # noqa: B018  reading it is the fault
@@ -302,7 +302,7 @@ def _dot_parts(op: Op) -> Callable[..., Any]:
                 faults.append(either(own, old_missing))
             agent.result, agent.missing = tuple(result), tuple(faults)
 
-        agent = task.issue_product(body)
+        agent = role.issue_product(body)
         return tuple(Pending(agent, part) for part in range(count)) if count > 1 else Pending(agent, 0)
 
     return run
@@ -352,26 +352,26 @@ def _tf32(x: np.ndarray) -> np.ndarray:
     return (np.ascontiguousarray(x).view(np.uint32) & 0xFFFFE000).view(np.float32)
 
 
-def _products_done(task: Any, allowed: int) -> Any:
+def _products_done(role: Any, allowed: int) -> Any:
     """Wait until at most `allowed` products of the role are under way."""
-    over = all_but_newest(task.products, allowed)
+    over = all_but_newest(role.products, allowed)
     wait = AgentWait(over, "its matrix products")
     if not wait.ready():
         yield wait
     if over:
-        task.clock.mark(over[-1].lane, over[-1].epoch)
+        role.clock.mark(over[-1].lane, over[-1].epoch)
         for agent in over:
             agent.number = -1  # waited for
-        del task.products[: len(over)]
+        del role.products[: len(over)]
 
 
 @blocking("ttng.warp_group_dot_wait")
 def _dot_wait(op: Op) -> Callable[..., Any]:
     allowed, single = op.integer("pendings"), len(op.outs) == 1
 
-    def run(task: Any, *values: Any) -> Any:
-        yield from task.machine.pause()
-        yield from _products_done(task, allowed)
+    def run(role: Any, *values: Any) -> Any:
+        yield from role.run.pause()
+        yield from _products_done(role, allowed)
         finished = tuple(_result(v) if isinstance(v, Pending) and v.agent.number < 0 else v for v in values)
         return finished[0] if single else finished
 

@@ -14,7 +14,7 @@ from ..ir.module import Op
 from ..ir.parts import from_registers, limited, local, to_registers
 from ..ir.valuetypes import Type, parse_type
 from ..machine.pending import opened, poisoned
-from ..machine.registry import tasked
+from ..machine.registry import acting
 from ..memory.global_memory import GlobalMemory, Part, Toucher
 from ..memory.shared import MemDesc, SharedBuffer
 
@@ -38,19 +38,19 @@ def lanes_of(pointers: Any, mask: Any) -> tuple[np.ndarray, np.ndarray | None]:
     return addresses, None if np.count_nonzero(wanted) == wanted.size else wanted
 
 
-@tasked("tt.load")
+@acting("tt.load")
 def _load(op: Op) -> Callable[..., Any]:
     kind = pointee(op.inputs[0])
 
     limit = limited(op, op.inputs[0], once=False)
     volatile = op.flag("isVolatile")
 
-    def run(task: Any, pointers: Any, mask: Any = None, other: Any = None) -> Any:
+    def run(role: Any, pointers: Any, mask: Any = None, other: Any = None) -> Any:
         if limit is not None:
-            mask = limit(mask, task.program.cta)
-        chance = task.machine.rng if volatile else None
-        task.machine.readings += volatile and task.machine.memory.preceded and not task.clock.preceded
-        return load_pointers(task.machine.memory, task.toucher(), kind, pointers, mask, other, chance)
+            mask = limit(mask, role.program.cta)
+        chance = role.run.rng if volatile else None
+        role.run.readings += volatile and role.run.memory.preceded and not role.clock.preceded
+        return load_pointers(role.run.memory, role.toucher(), kind, pointers, mask, other, chance)
 
     return run
 
@@ -114,16 +114,16 @@ def cells_of(buffer: Any, offsets: np.ndarray, size: int) -> np.ndarray:
     return (offsets[:, None] // buffer.granule + np.arange(size // buffer.granule)).reshape(-1)
 
 
-@tasked("tt.store")
+@acting("tt.store")
 def _store(op: Op) -> Callable[..., Any]:
     kind = pointee(op.inputs[0])
     dtype, size = memory_dtype(kind.elem), kind.itemsize
     words = np.dtype(f"u{size}")  # compared as bits: a NaN is itself
     limit = limited(op, op.inputs[0], once=True)
 
-    def run(task: Any, pointers: Any, values: Any, mask: Any = None) -> None:
+    def run(role: Any, pointers: Any, values: Any, mask: Any = None) -> None:
         if limit is not None:
-            mask = limit(mask, task.program.cta)
+            mask = limit(mask, role.program.cta)
         addresses, wanted = lanes_of(pointers, mask)
         bits = encode(np.asarray(values, register_dtype(kind.elem)), kind.elem)
         if bits.shape != addresses.shape:
@@ -134,7 +134,7 @@ def _store(op: Op) -> Callable[..., Any]:
             addresses, bits = addresses.reshape(-1), bits.reshape(-1)
         if not addresses.size:
             return
-        who, memory = task.toucher(), task.machine.memory
+        who, memory = role.toucher(), role.run.memory
         if kind.elem == "ptr":
             bits = memory.addresses(bits)
         for part in memory.resolve(addresses, size, who, "writes"):
@@ -156,35 +156,35 @@ def _put(buffer: Any, offsets: np.ndarray, bits: np.ndarray, size: int) -> None:
         buffer.bytes[offsets[:, None] + np.arange(size)] = bits.reshape(-1, 1).view(np.uint8)
 
 
-@tasked("tt.int_to_ptr", "tt.ptr_to_int")
+@acting("tt.int_to_ptr", "tt.ptr_to_int")
 def _pointer(op: Op) -> Callable[..., Any]:
     """Convert an integer, an address of the caller's memory, to a pointer."""
     kind, to_pointer = op.outputs[0], op.name == "tt.int_to_ptr"
 
-    def run(task: Any, value: Any) -> Any:
-        change = task.machine.memory.pointers if to_pointer else task.machine.memory.addresses
+    def run(role: Any, value: Any) -> Any:
+        change = role.run.memory.pointers if to_pointer else role.run.memory.addresses
         return as_register(change(np.asarray(value, np.int64))[()], kind)
 
     return run
 
 
-@tasked("ttg.local_alloc")
+@acting("ttg.local_alloc")
 def _local_alloc(op: Op) -> Callable[..., Any]:
     kind, source = op.outputs[0], op.inputs[0] if op.operands else None
     name, tile = allocation_name(op), local(op, kind)
     part = None if source is None else from_registers(op, source, kind)
 
-    def run(task: Any, value: Any = None) -> MemDesc:
-        view = task.program.cluster.shared(op.uid, task.program.cta, lambda: make(task))
+    def run(role: Any, value: Any = None) -> MemDesc:
+        view = role.program.cluster.shared(op.uid, role.program.cta, lambda: make(role))
         if part is not None:
-            write_part(task, view, value, part, kind.elem)
+            write_part(role, view, value, part, kind.elem)
         return view
 
-    def make(task: Any) -> MemDesc:
-        module = task.machine.module
-        buffer = SharedBuffer(name, tile, module.num_ctas, task.machine.findings, op.uid)
+    def make(role: Any) -> MemDesc:
+        module = role.run.module
+        buffer = SharedBuffer(name, tile, module.num_ctas, role.run.findings, op.uid)
         if op.uid in module.first_bytes:
-            buffer.settle(module.first_bytes[op.uid], task.program.cluster.buffers)
+            buffer.settle(module.first_bytes[op.uid], role.program.cluster.buffers)
         return buffer.root(tile)
 
     return run
@@ -195,44 +195,44 @@ def allocation_name(op: Op) -> str:
     return op.label or op.results[0].lstrip("%").partition("#")[0]
 
 
-@tasked("ttg.local_dealloc")
+@acting("ttg.local_dealloc")
 def _local_dealloc(op: Op) -> Callable[..., Any]:
-    return lambda task, view: None
+    return lambda role, view: None
 
 
-@tasked("ttg.local_load")
+@acting("ttg.local_load")
 def _local_load(op: Op) -> Callable[..., Any]:
     elem, spread = op.outputs[0].elem, to_registers(op, op.outputs[0], op.inputs[0])
 
-    def run(task: Any, view: MemDesc, *_: Any) -> Any:
-        bits, missing = view.buffer.read(task.access(view, False), task.clock)
-        value = spread(decode(bits, elem), task.program.cta)
-        return value if missing is None else poisoned(value, missing.at(spread(missing.where, task.program.cta)))
+    def run(role: Any, view: MemDesc, *_: Any) -> Any:
+        bits, missing = view.buffer.read(role.access(view, False), role.clock)
+        value = spread(decode(bits, elem), role.program.cta)
+        return value if missing is None else poisoned(value, missing.at(spread(missing.where, role.program.cta)))
 
     return run
 
 
-@tasked("ttg.local_store")
+@acting("ttg.local_store")
 def _local_store(op: Op) -> Callable[..., Any]:
     elem, part = op.inputs[0].elem, from_registers(op, op.inputs[0], [*op.inputs, *op.outputs][1])
 
-    def run(task: Any, value: Any, view: MemDesc) -> None:
-        write_part(task, view, value, part, elem)
+    def run(role: Any, value: Any, view: MemDesc) -> None:
+        write_part(role, view, value, part, elem)
 
     return run
 
 
-def write_part(task: Any, view: Any, value: Any, part: Callable[[Any, int], Any], elem: str) -> None:
+def write_part(role: Any, view: Any, value: Any, part: Callable[[Any, int], Any], elem: str) -> None:
     """Store a CTA's part of a register tensor; elements that were never written stay so."""
     value, missing = opened(value)
-    cta = task.program.cta
+    cta = role.program.cta
     held = None if missing is None else missing.at(part(missing.where, cta))
-    view.buffer.write(task.access(view, True), task.clock, encode(part(value, cta), elem), held)
+    view.buffer.write(role.access(view, True), role.clock, encode(part(value, cta), elem), held)
 
 
-@tasked("ttg.memdesc_index")
+@acting("ttg.memdesc_index")
 def _index(op: Op) -> Callable[..., Any]:
-    def run(task: Any, view: MemDesc, i: int) -> MemDesc:
+    def run(role: Any, view: MemDesc, i: int) -> MemDesc:
         n = view.shape[0]
         if 0 <= i < n:
             return view.derived(("index", i), lambda a: a[:, i])
@@ -241,7 +241,7 @@ def _index(op: Op) -> Callable[..., Any]:
     return run
 
 
-@tasked("ttg.memdesc_subslice")
+@acting("ttg.memdesc_subslice")
 def _subslice(op: Op) -> Callable[..., Any]:
     found = re.search(r"\[([-\d, ]+)\]", op.text)
     if found is None:
@@ -251,23 +251,23 @@ def _subslice(op: Op) -> Callable[..., Any]:
     if any(part != n and n != m for part, n, m in zip(shape, after, before, strict=True)):
         raise op.error("a slice of what is spread over the CTAs is not simulated")
     slices = (slice(None), *(slice(start, start + n) for start, n in zip(starts, shape, strict=False)))
-    return lambda task, view: view.derived(("subslice", slices[1:].__repr__()), lambda a: a[slices])
+    return lambda role, view: view.derived(("subslice", slices[1:].__repr__()), lambda a: a[slices])
 
 
-@tasked("ttg.memdesc_trans")
+@acting("ttg.memdesc_trans")
 def _trans(op: Op) -> Callable[..., Any]:
     order = op.integers("order")
     axes = (0, *(1 + axis for axis in order))
-    return lambda task, view: view.derived(("trans", axes), lambda a: a.transpose(axes))
+    return lambda role, view: view.derived(("trans", axes), lambda a: a.transpose(axes))
 
 
-@tasked("ttg.memdesc_reshape")
+@acting("ttg.memdesc_reshape")
 def _reshape(op: Op) -> Callable[..., Any]:
     shape = local(op, op.outputs[0]).shape or ()
-    return lambda task, view: view.derived(("reshape", shape), lambda a: a.reshape(a.shape[0], *shape))
+    return lambda role, view: view.derived(("reshape", shape), lambda a: a.reshape(a.shape[0], *shape))
 
 
-@tasked("ttg.memdesc_reinterpret")
+@acting("ttg.memdesc_reinterpret")
 def _reinterpret(op: Op) -> Callable[..., Any]:
     kind = local(op, op.outputs[0])
     shape, dtype = kind.shape or (), memory_dtype(kind.elem)
@@ -275,4 +275,4 @@ def _reinterpret(op: Op) -> Callable[..., Any]:
     def change(array: np.ndarray) -> np.ndarray:
         return array.reshape(array.shape[0], -1).view(dtype).reshape(array.shape[0], *shape)
 
-    return lambda task, view: view.derived(("reinterpret", kind.text), change, kind.elem)
+    return lambda role, view: view.derived(("reinterpret", kind.text), change, kind.elem)

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 
 from ..ir.module import Op
-from ..machine.registry import tasked
+from ..machine.registry import acting
 from ..memory.findings import Finding
 
 
-@tasked("tt.print")
+@acting("tt.print")
 def _print(op: Op) -> Callable[..., Any]:
     prefix = op.strings[0].strip() if op.strings else ""
     hexadecimal = "hex = true" in op.raw
 
-    def run(task: Any, *values: Any) -> None:
+    def run(role: Any, *values: Any) -> None:
         shown = [_shown(np.asarray(value), hexadecimal) for value in values]
-        print(f"pid {tuple(int(i) for i in task.program.index)}: {prefix} {' '.join(shown)}".rstrip())
+        print(f"pid {tuple(int(i) for i in role.program.index)}: {prefix} {' '.join(shown)}".rstrip())
 
     return run
 
@@ -32,13 +32,13 @@ def _shown(value: np.ndarray, hexadecimal: bool) -> str:
     return np.array2string(value, threshold=64, formatter={"int": lambda n: f"{int(n) % (1 << bits):#x}"})
 
 
-@tasked("tt.assert")
+@acting("tt.assert")
 def _assert(op: Op) -> Callable[..., Any]:
     message = op.strings[0] if op.strings else "assertion"
 
-    def run(task: Any, condition: Any, *_: Any) -> None:
+    def run(role: Any, condition: Any, *_: Any) -> None:
         if not np.all(condition):
-            place = task.place()
-            task.machine.findings.add(Finding("AssertionFailed", f"{place}: {message}", (place,)))
+            place = role.place()
+            role.run.findings.add(Finding("AssertionFailed", f"{place}: {message}", (place,)))
 
     return run

@@ -42,7 +42,7 @@ def _reduce(op: Op) -> Callable[..., Any]:
     axis, ufunc, body, ins = op.integer("axis"), _ufunc(op), op.regions[0], op.ins
     kinds = op.outputs
 
-    def run(task: Any, registers: list[Any]) -> Any:
+    def run(role: Any, registers: list[Any]) -> Any:
         values = [registers[i] for i in ins]
         if ufunc is not None:
             results = [_apply(ufunc, values[0], axis)]
@@ -80,7 +80,7 @@ def _scan(op: Op) -> Callable[..., Any]:
     backwards = "reverse = true" in op.text
     kinds = op.outputs
 
-    def run(task: Any, registers: list[Any]) -> Any:
+    def run(role: Any, registers: list[Any]) -> Any:
         values = [np.moveaxis(registers[i], axis, 0) for i in ins]
         if backwards:
             values = [v[::-1] for v in values]
@@ -106,7 +106,7 @@ def _map_elementwise(op: Op) -> Callable[..., Any]:
     if pack != 1:
         raise op.error(f"map_elementwise with pack={pack} depends on the layout and is not simulated")
 
-    def run(task: Any, registers: list[Any]) -> Any:
+    def run(role: Any, registers: list[Any]) -> Any:
         results = evaluate(body, registers, [registers[i] for i in ins])
         shaped = [as_register(np.broadcast_to(r, k.shape or ()), k) for r, k in zip(results, kinds, strict=False)]
         return shaped[0] if len(shaped) == 1 else shaped

@@ -17,7 +17,7 @@ from ..ir.formats import as_register, decode, encode, register_dtype, rounder
 from ..ir.module import Op
 from ..machine.agents import Agent
 from ..machine.pending import poisoned
-from ..machine.registry import blocking, plain, tasked
+from ..machine.registry import acting, blocking, plain
 from ..memory.shared import MemDesc, Missing, either, of_product
 from ..memory.tensor_memory import TensorView
 from .blackwell import asynchronous, commit, issue
@@ -62,8 +62,8 @@ def _mma_scaled(op: Op) -> Callable[..., Any]:
     token = re.match(r"\s*%\S+ %\S+ %[^\s,\[]+\[%", op.text.replace(",", "")) is not None
     elem = op.inputs[2].elem
 
-    def run(task: Any, a: Any, b: MemDesc, accumulator: TensorView, *rest: Any) -> Any:
-        yield from task.machine.pause()
+    def run(role: Any, a: Any, b: MemDesc, accumulator: TensorView, *rest: Any) -> Any:
+        yield from role.run.pause()
         a_scale, b_scale, add, predicate, *barriers = rest[token:]
         if not predicate:
             return
@@ -83,10 +83,10 @@ def _mma_scaled(op: Op) -> Callable[..., Any]:
             bits = encode(np.asarray(product, np.float32), elem)
             accumulator.buffer.write(asynchronous(accumulator, True, agent), agent.clock, bits, missing)
 
-        issue(task, "tcgen05 mma", body)
+        issue(role, "tcgen05 mma", body)
         for barrier, wanted in zip(barriers[::2], barriers[1::2], strict=True):
             if wanted:
-                commit(task, barrier, 1)
+                commit(role, barrier, 1)
 
     return run
 
@@ -139,7 +139,7 @@ def _upcast(op: Op) -> Callable[..., Any]:
     return run
 
 
-@tasked("amdg.local_load_packed_transposed")
+@acting("amdg.local_load_packed_transposed")
 def _load_repacked(op: Op) -> Callable[..., Any]:
     """Load fp4 that is packed along rows or columns in shared memory, and pack it along K."""
     before, after = op.inputs[0].shape or (), op.outputs[0].shape or ()
@@ -148,8 +148,8 @@ def _load_repacked(op: Op) -> Callable[..., Any]:
         raise op.error(f"a tile {before} packed anew as {after} is not understood")
     wide, packed = axes if before[axes[0]] < after[axes[0]] else axes[::-1]
 
-    def run(task: Any, view: MemDesc) -> Any:
-        bits, missing = view.buffer.read(task.access(view, False), task.clock)
+    def run(role: Any, view: MemDesc) -> Any:
+        bits, missing = view.buffer.read(role.access(view, False), role.clock)
         value = _packed(_nibbles(bits, wide), packed).view(np.int8)
         return value if missing is None else poisoned(value, missing.at(_repacked(missing.where, wide, packed)))
 

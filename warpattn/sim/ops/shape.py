@@ -12,7 +12,7 @@ from ..ir.formats import as_register, decode, encode, register_dtype
 from ..ir.module import Op
 from ..ir.parts import to_registers
 from ..ir.valuetypes import Type, element_bits
-from ..machine.registry import plain, tasked
+from ..machine.registry import acting, plain
 from ..memory.shared import MemDesc
 
 
@@ -117,12 +117,12 @@ def _addptr(op: Op) -> Callable[..., Any]:
     return lambda pointer, offset: pointer + np.asarray(offset, np.int64) * size
 
 
-@tasked("tt.get_program_id", "tt.get_num_programs")
+@acting("tt.get_program_id", "tt.get_num_programs")
 def _program(op: Op) -> Callable[..., Any]:
     axis = "xyz".index(op.text.split()[0])
     if op.name == "tt.get_program_id":
-        return lambda task: task.program.index[axis]
-    return lambda task: task.machine.grid[axis]
+        return lambda role: role.program.index[axis]
+    return lambda role: role.run.grid[axis]
 
 
 @plain(
@@ -138,29 +138,29 @@ def _nothing(op: Op) -> Callable[..., Any]:
     return lambda *_: None  # the warps of a role run in lockstep here
 
 
-@tasked("ttg.local_gather")
+@acting("ttg.local_gather")
 def _local_gather(op: Op) -> Callable[..., Any]:
     elem, spread = op.outputs[0].elem, to_registers(op, op.inputs[0], op.inputs[0])
     axis = int(re.findall(r"axis = (\d+)", op.text)[0])
 
-    def run(task: Any, view: MemDesc, index: Any) -> Any:
-        bits, _ = view.buffer.read(task.access(view, False), task.clock)
-        return np.take_along_axis(spread(decode(bits, elem), task.program.cta), index, axis)
+    def run(role: Any, view: MemDesc, index: Any) -> Any:
+        bits, _ = view.buffer.read(role.access(view, False), role.clock)
+        return np.take_along_axis(spread(decode(bits, elem), role.program.cta), index, axis)
 
     return run
 
 
-@tasked("ttg.local_scatter")
+@acting("ttg.local_scatter")
 def _local_scatter(op: Op) -> Callable[..., Any]:
     """Scatter into a tile; the rest of the tile is read and written unchanged."""
     elem, axis = op.inputs[0].elem, int(re.findall(r"axis = (\d+)", op.text)[0])
 
-    def run(task: Any, view: MemDesc, index: Any, value: Any) -> None:
-        bits, missing = view.buffer.read(task.access(view, False), task.clock)
-        if task.machine.module.num_ctas > 1:
+    def run(role: Any, view: MemDesc, index: Any, value: Any) -> None:
+        bits, missing = view.buffer.read(role.access(view, False), role.clock)
+        if role.run.module.num_ctas > 1:
             raise op.error("scatters into the shared memory of several CTAs are not simulated")
         bits = bits.copy()
         np.put_along_axis(bits, index, encode(np.broadcast_to(value, index.shape), elem), axis)
-        view.buffer.write(task.access(view, True), task.clock, bits, missing)
+        view.buffer.write(role.access(view, True), role.clock, bits, missing)
 
     return run

@@ -53,9 +53,9 @@ class Semantics(NamedTuple):
     def releases(self) -> bool:
         return self.order in ("acq_rel", "release")
 
-    def toucher(self, task: Any) -> Toucher:
+    def toucher(self, role: Any) -> Toucher:
         """Describe a role that accesses memory in this way."""
-        return task.toucher()._replace(narrow=self.scope == "cta")
+        return role.toucher()._replace(narrow=self.scope == "cta")
 
 
 def _words(op: Op) -> list[str]:
@@ -70,11 +70,11 @@ def _atomic_rmw(op: Op) -> Callable[..., Any]:
     if name not in _ATOMIC and name not in ("umax", "umin"):
         raise op.error(f"atomic {name} is not simulated")
 
-    def run(task: Any, pointers: Any, values: Any, mask: Any = None) -> Any:
+    def run(role: Any, pointers: Any, values: Any, mask: Any = None) -> Any:
         yield None  # another role may update it first
         given = _listed(values, pointers, kind)
         how = "sum" if name == "fadd" else "atomic"
-        return _atomic(task, kind, order, pointers, mask, lambda old, i: _updated(name, old, given[i], kind), how)
+        return _atomic(role, kind, order, pointers, mask, lambda old, i: _updated(name, old, given[i], kind), how)
 
     return run
 
@@ -83,10 +83,10 @@ def _atomic_rmw(op: Op) -> Callable[..., Any]:
 def _atomic_cas(op: Op) -> Callable[..., Any]:
     order, kind = Semantics(*_words(op)[:2]), pointee(op.inputs[0])
 
-    def run(task: Any, pointers: Any, expected: Any, values: Any) -> Any:
+    def run(role: Any, pointers: Any, expected: Any, values: Any) -> Any:
         yield None
         wanted, given = _listed(expected, pointers, kind), _listed(values, pointers, kind)
-        return _atomic(task, kind, order, pointers, None, lambda old, i: given[i] if old == wanted[i] else old)
+        return _atomic(role, kind, order, pointers, None, lambda old, i: given[i] if old == wanted[i] else old)
 
     return run
 
@@ -95,9 +95,9 @@ def _atomic_cas(op: Op) -> Callable[..., Any]:
 def _atomic_load(op: Op) -> Callable[..., Any]:
     order, kind = Semantics(*_words(op)[:2]), pointee(op.inputs[0])
 
-    def run(task: Any, pointers: Any, mask: Any = None) -> Any:
+    def run(role: Any, pointers: Any, mask: Any = None) -> Any:
         yield None
-        return _atomic(task, kind, order, pointers, mask, None, "poll")
+        return _atomic(role, kind, order, pointers, mask, None, "poll")
 
     return run
 
@@ -106,10 +106,10 @@ def _atomic_load(op: Op) -> Callable[..., Any]:
 def _atomic_store(op: Op) -> Callable[..., Any]:
     order, kind = Semantics(*_words(op)[:2]), pointee(op.inputs[0])
 
-    def run(task: Any, pointers: Any, values: Any, mask: Any = None) -> Any:
+    def run(role: Any, pointers: Any, values: Any, mask: Any = None) -> Any:
         yield None
         given = _listed(values, pointers, kind)
-        _atomic(task, kind, order, pointers, mask, lambda old, i: given[i], "store")
+        _atomic(role, kind, order, pointers, mask, lambda old, i: given[i], "store")
 
     return run
 
@@ -123,7 +123,7 @@ def _listed(values: Any, pointers: Any, kind: Type) -> list:
 
 
 def _atomic(
-    task: Any,
+    role: Any,
     kind: Type,
     order: Semantics,
     pointers: Any,
@@ -137,8 +137,8 @@ def _atomic(
     flat = addresses.reshape(-1).tolist()
     spots = range(len(flat)) if wanted is None else np.flatnonzero(wanted).tolist()
     old = np.zeros(len(flat), register_dtype(kind.elem))
-    memory, dtype, size, floats = task.machine.memory, memory_dtype(kind.elem), kind.itemsize, kind.is_float
-    who = order.toucher(task)
+    memory, dtype, size, floats = role.run.memory, memory_dtype(kind.elem), kind.itemsize, kind.is_float
+    who = order.toucher(role)
     learned: dict[int, Release] = {}
     reached: dict[tuple[int, int], GlobalBuffer] = {}
     for i in spots:
@@ -161,10 +161,10 @@ def _atomic(
             continue
         new, before = update(value, i), bits.tobytes()
         bits[0] = encode(np.asarray([new], register_dtype(kind.elem)), kind.elem)[0] if floats else new
-        task.machine.changes += bits.tobytes() != before
-    _acquire(task, learned.values())
+        role.run.changes += bits.tobytes() != before
+    _acquire(role, learned.values())
     if order.releases:
-        _release(task, who, reached, alone=not order.acquires)
+        _release(role, who, reached, alone=not order.acquires)
     return as_register(old.reshape(addresses.shape)[()], kind)
 
 
@@ -174,16 +174,16 @@ def _heard(buffer: GlobalBuffer, at: int, who: Toucher) -> Release | None:
     return release if release is not None and release.heard(who) else None
 
 
-def _acquire(task: Any, releases: Iterable[Release]) -> None:
+def _acquire(role: Any, releases: Iterable[Release]) -> None:
     """Let a role learn what was released, the newest first, since that mostly includes the others."""
     for release in sorted(releases, key=lambda release: -release.packed):
-        if release.packed < 0 or not task.clock.knows(release.packed >> 32, release.packed & EPOCH):
-            task.clock.join(release.clock)
+        if release.packed < 0 or not role.clock.knows(release.packed >> 32, release.packed & EPOCH):
+            role.clock.join(release.clock)
 
 
-def _release(task: Any, who: Toucher, reached: dict[tuple[int, int], GlobalBuffer], alone: bool) -> None:
+def _release(role: Any, who: Toucher, reached: dict[tuple[int, int], GlobalBuffer], alone: bool) -> None:
     """Let addresses release what a role knows; `alone`: also what they released before, which it has not acquired."""
-    mine = Release(task.lane << 32 | task.clock.epoch(task.lane), task.clock.copy(), who.cta, who.narrow)
+    mine = Release(role.lane << 32 | role.clock.epoch(role.lane), role.clock.copy(), who.cta, who.narrow)
     for (_, at), buffer in reached.items():
         before = _heard(buffer, at, who) if alone else None
         if before is None:
@@ -192,7 +192,7 @@ def _release(task: Any, who: Toucher, reached: dict[tuple[int, int], GlobalBuffe
             both = mine.clock.copy()
             both.join(before.clock)
             buffer.released[at] = Release(-1, both, who.cta, who.narrow)
-    task.advance()
+    role.advance()
 
 
 class PollWait(Wait):
@@ -222,18 +222,18 @@ def _atomic_poll(op: Op) -> Callable[..., Any]:
     if len(op.operands) > 2:
         raise op.error("a poll with a time limit is not simulated")
 
-    def run(task: Any, pointers: Any, expected: Any) -> Any:
+    def run(role: Any, pointers: Any, expected: Any) -> Any:
         addresses, _ = lanes_of(pointers, None)
-        memory, values = task.machine.memory, np.broadcast_to(np.asarray(expected), addresses.shape).reshape(-1)
-        for part in memory.resolve(addresses.reshape(-1), kind.itemsize, task.toucher(), "polls"):
+        memory, values = role.run.memory, np.broadcast_to(np.asarray(expected), addresses.shape).reshape(-1)
+        for part in memory.resolve(addresses.reshape(-1), kind.itemsize, role.toucher(), "polls"):
             wait = PollWait(part, kind, values if part.chosen is None else values[part.chosen])
             yield None
             while not wait.ready():
                 yield wait
-            who = order.toucher(task)
+            who = order.toucher(role)
             if order.acquires:
                 found = (_heard(part.buffer, at, who) for at in part.offsets.tolist())
-                _acquire(task, {id(release): release for release in found if release is not None}.values())
+                _acquire(role, {id(release): release for release in found if release is not None}.values())
             memory.touch(part.buffer, cells_of(part.buffer, part.offsets, kind.itemsize), who, "poll")
         return as_register(np.ones(addresses.shape, np.bool_)[()], result)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ..ir.module import Block, Module, Op, parse_module
 from ..link import link
 from ..machine.agents import Agent, Queue
-from ..machine.registry import BLOCKING, FLOW, PLAIN, TASKED
+from ..machine.registry import ACTING, BLOCKING, FLOW, PLAIN
 from .cost import FREE, Chip, Price, asynchronous, chip_of, prices
 
 _ARITHMETIC = {
@@ -56,13 +56,13 @@ class Event(NamedTuple):
 class Log:
     """What one role did."""
 
-    def __init__(self, task: Any) -> None:
-        self.lane, self.warps, self.program = task.lane, task.num_warps, task.program.index
-        self.names = [task.role.removesuffix(task.program.name)]
+    def __init__(self, role: Any) -> None:
+        self.lane, self.warps, self.program = role.lane, role.num_warps, role.program.index
+        self.names = [role.name.removesuffix(role.program.name)]
         self.events: list[Event] = []
         self.started: list[Started] = []
         self.epoch = 0
-        self.known = task.clock.empty()
+        self.known = role.clock.empty()
 
     @property
     def role(self) -> str:
@@ -88,33 +88,33 @@ class Recorder(Queue):
             log.started.append(Started(agent.engine, agent.lane, agent.epoch, after, price))
         super().add(agent)
 
-    def begin(self, task: Any, op: Op) -> Log:
+    def begin(self, role: Any, op: Op) -> Log:
         """Note that a role is about to execute an operation."""
-        log = self.logs.get(task.lane)
+        log = self.logs.get(role.lane)
         if log is None:
-            log = self.logs[task.lane] = Log(task)
-            self._note(log, task, None, FREE)
-        elif task.clock.epoch(task.lane) != log.epoch:
-            self._note(log, task, None, FREE)
-        name = task.role.removesuffix(task.program.name)
+            log = self.logs[role.lane] = Log(role)
+            self._note(log, role, None, FREE)
+        elif role.clock.epoch(role.lane) != log.epoch:
+            self._note(log, role, None, FREE)
+        name = role.name.removesuffix(role.program.name)
         if name != log.names[-1]:
             log.names.append(name)
         self.acting = (log, op)
         return log
 
-    def end(self, log: Log, task: Any, op: Op) -> None:
+    def end(self, log: Log, role: Any, op: Op) -> None:
         """Note that the role has executed it."""
-        self._note(log, task, op, self.prices.get(op.uid, FREE))
+        self._note(log, role, op, self.prices.get(op.uid, FREE))
         self.acting = None
 
-    def _note(self, log: Log, task: Any, op: Op | None, price: Price) -> None:
+    def _note(self, log: Log, role: Any, op: Op | None, price: Price) -> None:
         needs = ()
         if op is None or op.kind != PLAIN:
-            new = task.clock.since(log.known)
+            new = role.clock.since(log.known)
             needs = tuple(each for each in new if each[0] != log.lane)
             if new:
-                log.known = task.clock.copy()
-        epoch = task.clock.epoch(log.lane)
+                log.known = role.clock.copy()
+        epoch = role.clock.epoch(log.lane)
         if needs or log.started or price is not FREE or epoch != log.epoch:
             log.events.append(Event(op, needs, price, tuple(log.started), epoch))
             log.started, log.epoch = [], epoch
@@ -166,46 +166,46 @@ def _instrument(block: Block, table: dict[int, Price]) -> None:
         if op.run is None or op.name in _REGIONS:
             continue
         if op.kind == PLAIN and op.uid in table:
-            op.kind, op.run = TASKED, _plain(op, op.run)
+            op.kind, op.run = ACTING, _plain(op, op.run)
             block.blocking = True
-        elif op.kind == TASKED:
-            op.run = _tasked(op, op.run)
+        elif op.kind == ACTING:
+            op.run = _acting(op, op.run)
         elif op.kind in (BLOCKING, FLOW):
             op.run = _waiting(op, op.run)
 
 
 def _plain(op: Op, inner: Callable[..., Any]) -> Callable[..., Any]:
-    def run(task: Any, *values: Any) -> Any:
+    def run(role: Any, *values: Any) -> Any:
         result = inner(*values)
-        queue = task.machine.queue
-        queue.end(queue.begin(task, op), task, op)
+        queue = role.run.queue
+        queue.end(queue.begin(role, op), role, op)
         return result
 
     return run
 
 
-def _tasked(op: Op, inner: Callable[..., Any]) -> Callable[..., Any]:
-    def run(task: Any, *values: Any) -> Any:
-        queue = task.machine.queue
-        log = queue.begin(task, op)
-        result = inner(task, *values)
-        queue.end(log, task, op)
+def _acting(op: Op, inner: Callable[..., Any]) -> Callable[..., Any]:
+    def run(role: Any, *values: Any) -> Any:
+        queue = role.run.queue
+        log = queue.begin(role, op)
+        result = inner(role, *values)
+        queue.end(log, role, op)
         return result
 
     return run
 
 
 def _waiting(op: Op, inner: Callable[..., Any]) -> Callable[..., Any]:
-    def run(task: Any, *values: Any) -> Any:
-        queue = task.machine.queue
-        log = queue.begin(task, op)
-        steps = inner(task, *values)
+    def run(role: Any, *values: Any) -> Any:
+        queue = role.run.queue
+        log = queue.begin(role, op)
+        steps = inner(role, *values)
         while True:
             queue.acting = (log, op)
             try:
                 wait = next(steps)
             except StopIteration as stop:
-                queue.end(log, task, op)
+                queue.end(log, role, op)
                 return stop.value
             yield wait
 

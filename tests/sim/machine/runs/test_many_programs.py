@@ -13,18 +13,18 @@ pytest.importorskip("triton")
 from tests.sim.builds import run
 from tests.sim.machine.kernels import launched as kernels
 from warpattn.sim.machine.progress import Progress, silent
-from warpattn.sim.machine.roles import Task
+from warpattn.sim.machine.roles import Role
 from warpattn.sim.memory.clocks import PRECEDING, Lanes
 
 
 def test_the_last_program_of_many_has_a_clock_as_small_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    widths, finish = [], Task.finish
+    widths, finish = [], Role.finish
 
-    def noted(task: Task) -> None:
-        widths.append(task.clock.rows.shape[1])
-        finish(task)
+    def noted(role: Role) -> None:
+        widths.append(role.clock.rows.shape[1])
+        finish(role)
 
-    monkeypatch.setattr(Task, "finish", noted)
+    monkeypatch.setattr(Role, "finish", noted)
     x, out = np.ones(16 * 3000, np.float32), np.zeros(16 * 3000, np.float32)
     assert run(kernels.add_kernel, (3000,), {"x": x, "y": x, "out": out, "n": x.size}, {"BLOCK": 16}).clean
     assert (out == 2).all() and len(widths) == 3000 and max(widths) == widths[0]
@@ -50,13 +50,13 @@ def test_flags_are_stored_and_loaded(store: str, load: str, schedule: str) -> No
 
 
 def test_what_programs_know_of_each_other_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks, finish = [], Task.finish
+    blocks, finish = [], Role.finish
 
-    def noted(task: Task) -> None:
-        blocks.append({id(block) for block in task.clock.far.values()})
-        finish(task)
+    def noted(role: Role) -> None:
+        blocks.append({id(block) for block in role.clock.far.values()})
+        finish(role)
 
-    monkeypatch.setattr(Task, "finish", noted)
+    monkeypatch.setattr(Role, "finish", noted)
     n = 5000
     args = {"parts": np.zeros(n, np.float32), "done": np.zeros(1, np.int32), "out": np.zeros(1, np.float32), "n": n}
     assert run(kernels.last_sums_kernel, (n,), args, {"ORDER": "acq_rel", "BLOCK": 8192}).clean

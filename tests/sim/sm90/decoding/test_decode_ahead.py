@@ -18,7 +18,7 @@ from warpattn.problem.arch import ARCHS
 from warpattn.problem.launch import PlanOptions
 from warpattn.sequences import Dense, PagedKV
 from warpattn.sim.machine.agents import Queue
-from warpattn.sim.machine.registry import TABLE, TASKED
+from warpattn.sim.machine.registry import ACTING, TABLE
 from warpattn.sim.ops import asm
 from warpattn.sim.simulate import linked
 
@@ -48,9 +48,9 @@ def test_new_tokens_come_last(page, monkeypatch):
         def of(op):
             act = build(op)
 
-            def noted(task, *operands):
-                events.setdefault(task.role, []).append(event)
-                return act(task, *operands)
+            def noted(role, *operands):
+                events.setdefault(role.name, []).append(event)
+                return act(role, *operands)
 
             return noted
 
@@ -237,17 +237,17 @@ def left_behind(case, programs, monkeypatch):
     def copying(op):
         copy = build(op)
 
-        def run(task, *operands):
-            here.setdefault(task.program.index[0], []).append("copy")
-            return copy(task, *operands)
+        def run(role, *operands):
+            here.setdefault(role.program.index[0], []).append("copy")
+            return copy(role, *operands)
 
         return run
 
     def triggering(op):
-        return lambda task: here.setdefault(task.program.index[0], []).append("trigger")
+        return lambda role: here.setdefault(role.program.index[0], []).append("trigger")
 
     monkeypatch.setitem(TABLE, copies, (kind, copying))
-    monkeypatch.setitem(TABLE, "tt.grid_dependency_launch_dependents", (TASKED, triggering))
+    monkeypatch.setitem(TABLE, "tt.grid_dependency_launch_dependents", (ACTING, triggering))
     linked.cache_clear()
     run(case, programs)
     linked.cache_clear()

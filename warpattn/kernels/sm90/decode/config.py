@@ -156,6 +156,14 @@ class DecodeConfig(KeyTileSizes, StreamConfig):
         """Columns of a tile; at least 64 with 8 bits, to fill 64 rows of Vᵀ, or four threads with 16 bytes each."""
         return pad_dim(dim) if self.eight_bit is None else max(pad_dim(dim), CONSUMER_ROWS)
 
+    @cached_property
+    def padded_qk(self) -> int:
+        return self.padded(self.dim_qk)
+
+    @cached_property
+    def padded_v(self) -> int:
+        return self.padded(self.dim_v)
+
     @property
     def loaded(self) -> Element:
         return self.stored

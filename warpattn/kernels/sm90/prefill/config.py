@@ -96,9 +96,11 @@ class TileShape(NamedTuple):
 
 
 class KeyTileSizes(WithOperands):
-    """Sizes that follow from a config's element, head dims and keys per tile."""
+    """Sizes that follow from a config's element, head dims (as kernels pad them) and keys per tile."""
 
     block_n: int
+    padded_qk: int
+    padded_v: int
 
     @cached_property
     def operand(self) -> Element:
@@ -117,25 +119,9 @@ class KeyTileSizes(WithOperands):
         return self.element.bytes == 1
 
     @property
-    def overlaps(self) -> bool:
-        return True  # P·V of a key tile runs beside the softmax of the next one
-
-    @property
     def depth(self) -> int:
         """k of one wgmma in elements: 32 bytes."""
         return 32 // self.element.bytes
-
-    def padded(self, dim: int) -> int:
-        """Columns that a tile has for a head dim."""
-        return pad_dim(dim)
-
-    @cached_property
-    def padded_qk(self) -> int:
-        return self.padded(self.dim_qk)
-
-    @cached_property
-    def padded_v(self) -> int:
-        return self.padded(self.dim_v)
 
     @property
     def loaded(self) -> Element:
@@ -276,6 +262,7 @@ class SM90Config(KeyTileSizes, EightBitSizes, ExactValues):
 
     @property
     def overlaps(self) -> bool:
+        """Whether P·V of a key tile runs beside the softmax of the next one: registers hold both."""
         numbers = self.block_n // 2 + self.columns_v // 2 + self.block_n * self.element.bytes // 8
         return numbers + OTHER_REGISTERS <= self.registers.consumer
 

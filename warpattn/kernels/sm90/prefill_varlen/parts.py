@@ -10,7 +10,14 @@ from triton.experimental.gluon import language as gl
 from ...pieces import scheduler_sizes
 from ...pieces.scheduler import get_field, put_field
 from ...pieces.scheduler_split import keys_of_part
-from ...pieces.scheduler_varlen import VarlenScheduler, VarlenTile, publish_lengths, read_lengths, tile_of_list
+from ...pieces.scheduler_varlen import (
+    VARLEN_TILE_FIELDS,
+    VarlenScheduler,
+    VarlenTile,
+    publish_lengths,
+    read_lengths,
+    tile_of_list,
+)
 
 SPLIT_VARLEN_FIELDS = gl.constexpr(scheduler_sizes.SPLIT_VARLEN_FIELDS)
 
@@ -70,11 +77,11 @@ class SplitVarlenScheduler(VarlenScheduler):
         """Writes a part into a slot of [stages * SPLIT_VARLEN_FIELDS, 1]; one warp calls it."""
         first = index * SPLIT_VARLEN_FIELDS
         publish_lengths(slots, first, tile)
-        put_field(slots.index(first + 7), tile.split)
+        put_field(slots.index(first + VARLEN_TILE_FIELDS), tile.split)
 
     @gluon.jit
     def read(self, slots, index):
         """The part in a slot, without the start of its keys; four warps call it."""
         first = index * SPLIT_VARLEN_FIELDS
         tile = read_lengths(slots, first)
-        return self.part(tile, get_field(slots.index(first + 7)), tile.number)
+        return self.part(tile, get_field(slots.index(first + VARLEN_TILE_FIELDS)), tile.number)
