@@ -66,12 +66,15 @@ def timeline_svg(timing: Timing, program: tuple[int, int, int], window: Window) 
     for lane, y in rows.items():
         spans = [span for span in timing.of(lane) if span.end > low and span.start < high]
         bars.append(_name(lane.removesuffix(suffix), y, _share(spans, low, high)))
-        bars.append(f'<g transform="translate(0 {y})" font-size="12" text-anchor="middle">')
+        place = f'transform="translate(0 {y})" stroke-width="{_BAR}"'
+        bars.append(f'<g {place} font-size="12" text-anchor="middle">')
+        labels = ['<g pointer-events="none">']
         for span in _joined(spans, _THIN / scale):
             fill = colours.get(span.who, "#8c8c8c") if span.kind == "busy" else _group(span)[1]
-            x, end = (span.start - low) * scale, (span.end - low) * scale
-            bars.append(_bar(span, fill, _LEFT + max(0.0, x), _LEFT + min(_WIDTH, end)))
-        bars.append("</g>")
+            x, end = _LEFT + max(0.0, (span.start - low) * scale), _LEFT + min(_WIDTH, (span.end - low) * scale)
+            bars.append(_bar(span, fill, x, end))
+            labels += _label(span, x, end)
+        bars += [*labels, "</g></g>"]
     bottom = _TOP + _ROW * len(lanes) + 14
     title = f"{timing.chip}{suffix}: cycles {low:.0f} to {high:.0f} of {timing.cycles:.0f}, by a model"
     parts = [*_frame(bottom + 44, title), *_grid(low, high, bottom), *bars]
@@ -119,22 +122,18 @@ def _name(lane: str, y: float, fraction: float) -> str:
 
 
 def _bar(span: Span, fill: str, x: float, end: float) -> str:
-    width = max(0.4, end - x)
-    where = ", called from ".join(f"{frame.file.rsplit('/', 1)[-1]}:{frame.line}" for frame in span.frames[:2])
+    where = " from ".join(f"{frame.file.rsplit('/', 1)[-1]}:{frame.line}" for frame in span.frames[:2])
     verb = "waits: " if span.kind == "wait" else ""
     text = f"{verb}{span.name}{' for ' + span.who if span.who else ''} at {where or 'no line'}, "
     text += f"{span.start:.0f} to {span.end:.0f}"
-    parts = [
-        f'<rect x="{x:.1f}" width="{width:.1f}" height="{_BAR}" fill="{fill}">'
-        f"<title>{escape(text)}</title></rect>"
-    ]
-    label = _fitting(span, width)
-    if label:
-        ink = "#555" if span.kind == "wait" else "white"
-        parts.append(
-            f'<text x="{(x + end) / 2:.1f}" y="15" fill="{ink}" pointer-events="none">{escape(label)}</text>'
-        )
-    return "".join(parts)
+    line = f"M{x:.1f} {_BAR // 2}h{max(0.4, end - x):.1f}"
+    return f'<path d="{line}" stroke="{fill}"><title>{escape(text)}</title></path>'
+
+
+def _label(span: Span, x: float, end: float) -> list[str]:
+    """Draw what fits into a bar; hovering finds the bar behind it."""
+    label, ink = _fitting(span, max(0.4, end - x)), "#555" if span.kind == "wait" else "white"
+    return [f'<text x="{(x + end) / 2:.1f}" y="15" fill="{ink}">{escape(label)}</text>'] if label else []
 
 
 def _fitting(span: Span, width: float) -> str:

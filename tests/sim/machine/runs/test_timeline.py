@@ -90,12 +90,13 @@ def test_picture(alone, tmp_path):
     root = ElementTree.parse(tmp_path / "t.svg").getroot()
     text = "".join(root.itertext())
     assert all(name in text for name in ("attend_1", "load_role", "tensor core", "by a model"))
-    bars = [r for r in root.iter(f"{SVG}rect") if r.find(f"{SVG}title") is not None]
+    bars = [r for r in root.iter(f"{SVG}path") if r.find(f"{SVG}title") is not None]
     titles = [r.find(f"{SVG}title").text for r in bars]
     assert any(title.startswith("waits: wait_barrier at pipelines.py:") for title in titles)
     assert any("exp2 at softmax.py:" in title for title in titles)
     assert any("for attend_0" in title for title in titles)
-    assert all(120 <= float(r.get("x")) <= 1201 and float(r.get("width")) > 0 for r in bars)
+    places = [r.get("d").removeprefix("M").split(" 11h") for r in bars]
+    assert all(120 <= float(x) <= 1201 and float(width) > 0 for x, width in places)
 
 
 def test_picture_of_a_window(alone, tmp_path):
