@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from .ir.locations import Frame
 from .ir.module import Block, Module, Op, parse_module
-from .link import link
-from .machine.registry import PLAIN, TABLE
+from .link import built, link
+from .machine.registry import PLAIN
 from .memory.findings import Finding, many
 from .report import Report
 from .simulate import ttgir_of
@@ -163,7 +163,7 @@ def _respelled(number: re.Pattern[str], more: int) -> Callable[[Block, Op], Call
     def apply(block: Block, op: Op) -> Callable[[], None]:
         text, run = op.text, op.run
         op.text = number.sub(lambda found: found[0][: -len(found[2])] + str(int(found[2]) + more), text, count=1)
-        op.run = TABLE[op.name][1](op)
+        op.run = built(op)
 
         def restore() -> None:
             op.text, op.run = text, run

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import linecache
 import re
+from collections.abc import Callable
+from typing import Any
 
 from . import ops as _ops  # noqa: F401  fills the table
 from .errors import SimulationError
 from .ir.branches import check_branches
 from .ir.module import Block, Module, Op, walk
+from .ir.warps import mark_accesses
 from .machine.clusters import clustered
 from .machine.exchange import exchange, update_once
 from .machine.registry import ACTING, BLOCKING, END, LOOKING, PLAIN, TABLE
@@ -45,6 +48,7 @@ class Scope:
 def link(module: Module) -> Module:
     """Fill `slots`, `frame`, `ins`, `outs`, `kind` and `run` of every block and op, in place."""
     clustered(module)
+    mark_accesses(module)
     _label([op for block in module.functions.values() for op in walk(block) if op.name in _ALLOCATING])
     for block in module.functions.values():
         _frame(block)
@@ -110,11 +114,24 @@ def _op(op: Op, scope: Scope, lifted: bool) -> None:
     found = TABLE.get(op.name)
     if found is None:
         raise SimulationError(f"the simulator does not know the operation {op.name} at {op.where}: {op.raw[:160]}")
-    op.kind, builder = found
-    op.run = builder(op)
+    op.kind = found[0]
+    op.run = built(op)
     if op.exchanged:
         exchange(op)
     op.acts = op.kind in (ACTING, BLOCKING) and (op.exchanged or op.name not in LOOKING)
+
+
+def built(op: Op) -> Callable[..., Any]:
+    """Build the function of an op; it counts the op if the warps of a role may meet in it."""
+    run, meetings = TABLE[op.name][1](op), op.meetings
+    if meetings is None or op.owners is not None:
+        return run
+
+    def met(*values: Any) -> Any:
+        meetings.count += 1
+        return run(*values)
+
+    return met
 
 
 def _lookup(op: Op, name: str, scope: Scope) -> int:

@@ -8,12 +8,11 @@ before anything runs.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from .ctas import layouts_of
 from .module import Block, Module, Op
-from .valuetypes import Type, split_top
+from .warps import warps_of
 
 _VOTE = "vote.sync"
 _OF_A_ROLE = {  # operations that Triton compiles for all warps of a role, or for one thread of them
@@ -23,9 +22,6 @@ _OF_A_ROLE = {  # operations that Triton compiles for all warps of a role, or fo
     "ttng.async_tma_reduce", "ttng.async_tma_gather", "ttng.async_tma_scatter", "ttng.async_tma_store_wait",
 }  # fmt: skip
 _BRANCHES = {"scf.if", "scf.for", "scf.while", "scf.index_switch"}
-_LISTS = re.compile(r"\[([-\d, ]*)\]")
-
-Bases = tuple[tuple[int, ...], ...]  # the element that each bit of the warp's number selects
 
 
 def check_branches(module: Module) -> None:
@@ -77,17 +73,12 @@ class _Branches:
         whole = op.name in _OF_A_ROLE
         if op.name == "tt.reduce":
             axis, rows = op.integer("axis"), op.inputs[0].shape or ()
-            whole = any(0 < basis[axis] < rows[axis] for basis in self.warps(op.inputs[0]) or ())
+            whole = any(0 < basis[axis] < rows[axis] for basis in warps_of(op.inputs[0], self.layouts) or ())
         if op.name == "ttg.convert_layout":
-            before, after = self.warps(op.inputs[0]), self.warps(op.outputs[0])
+            before, after = (warps_of(kind, self.layouts) for kind in (op.inputs[0], op.outputs[0]))
             whole = None not in (before, after) and before != after
         if whole:
             raise op.error("one warp may be here without the others of its role, after a vote; this needs all of them")
-
-    def warps(self, kind: Type) -> Bases | None:
-        """How the elements of a tensor are spread over warps; None if its layout is not understood."""
-        parts = split_top(kind.text.partition("<")[2][:-1])
-        return _warps(parts[1], self.layouts) if kind.kind == "tensor" and len(parts) > 1 else None
 
 
 def _votes(op: Op) -> bool:
@@ -97,32 +88,3 @@ def _votes(op: Op) -> bool:
 def _carried(op: Op, region: Block) -> list[str]:
     """The arguments of a loop's region that its last pass filled."""
     return region.arguments[1:] if op.name == "scf.for" else region.arguments
-
-
-def _warps(layout: str, layouts: Mapping[str, str]) -> Bases | None:
-    text = layouts.get(layout, layout)
-    if text.startswith("#ttg.slice<"):
-        dim, parent = re.search(r"\bdim = (\d)", text), re.search(r"parent = (#.*)\}>$", text)
-        bases = _warps(parent[1], layouts) if parent else None
-        if dim is None or bases is None:
-            return None
-        return tuple(basis[: int(dim[1])] + basis[int(dim[1]) + 1 :] for basis in bases)
-    if found := re.search(r"\bwarp = \[((?:\[[-\d, ]*\](?:, )?)*)\]", text):
-        return tuple(_numbers(each) for each in _LISTS.findall(found[1]))
-    lists = {name: _numbers(each) for name, each in re.findall(r"\b(\w+) = \[([-\d, ]*)\]", text)}
-    if text.startswith("#ttg.blocked<"):
-        units = [n * m for n, m in zip(lists["sizePerThread"], lists["threadsPerWarp"], strict=True)]
-        return _dealt(units, lists["warpsPerCTA"], lists["order"])
-    if text.startswith("#ttg.nvidia_mma<") and lists["warpsPerCTA"][1:] == (1,):
-        return _dealt([16, 1], lists["warpsPerCTA"], (0, 1))
-    return None
-
-
-def _dealt(units: list[int], counts: tuple[int, ...], order: tuple[int, ...]) -> Bases:
-    """Bases of warps that have `units` elements of each dimension, `counts` warps in a dimension, in an order."""
-    places = [(dim, bit) for dim in order for bit in range(counts[dim].bit_length() - 1)]
-    return tuple(tuple(units[d] << bit if d == dim else 0 for d in range(len(units))) for dim, bit in places)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in text.split(",") if n.strip())

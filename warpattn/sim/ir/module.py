@@ -49,6 +49,13 @@ class Block:
     blocking: bool = True
 
 
+@dataclass
+class Meetings:
+    """How often the warps of a role may have met in a barrier, which Triton puts into many operations."""
+
+    count: int = 0
+
+
 @dataclass(eq=False)
 class Op:
     """One operation."""
@@ -75,6 +82,8 @@ class Op:
     exchanged: bool = False  # needs elements of other CTAs of the cluster, filled by linking
     in_role: bool = False  # of a cluster's program: inside of warp_specialize
     acts: bool = False  # changes state that a role could see, filled by linking
+    owners: Any = None  # of a load or store of global memory: the warp of each element, filled by linking
+    meetings: Meetings | None = None  # counts this op, in which the warps of a role may meet, filled by linking
 
     @property
     def type(self) -> Type:

@@ -102,7 +102,7 @@ def hoisted(block: Block, registers: list[Any]) -> Block:
     known = set(block.slots)
     ops = []
     for op in block.ops:
-        if op.kind == PLAIN and known.issuperset(op.ins) and _filled(op, registers):
+        if op.kind == PLAIN and op.meetings is None and known.issuperset(op.ins) and _filled(op, registers):
             known.update(op.outs)
         else:
             ops.append(op)

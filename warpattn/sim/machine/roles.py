@@ -17,6 +17,7 @@ from ..memory.clocks import Clock, Lanes, Pool
 from ..memory.findings import Finding, Findings, Place
 from ..memory.global_memory import GlobalMemory, Toucher
 from ..memory.shared import Access, MemDesc
+from ..memory.warps import WarpAccesses
 from ..options import Order, RunOptions
 from .agents import Agent, Queue
 from .clusters import Cluster
@@ -137,6 +138,7 @@ class Role:
         self.loop: Rounds | None = None  # the last that went round
         self.events: deque[tuple[int, Op]] = deque(maxlen=LAST)
         self.last_run = 0
+        self.warps = WarpAccesses()
         self.products: list[Agent] = []  # matrix products that were not waited for
         self._last_product: Agent | None = None
         self._product_lane = -1

@@ -216,7 +216,7 @@ class NamedBarrier:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.arrived = self.generation = 0
+        self.arrived = self.needed = self.generation = 0
         self.collected: Clock | None = None
         self.released: Clock | None = None
 
@@ -226,7 +226,7 @@ class NamedBarrier:
 
     def arrive(self, threads: int, needed: int, clock: Clock) -> bool:
         """Count `threads` more arrivals; False if that exceeds what the barrier takes."""
-        fits = self.arrived + threads <= needed
+        fits, self.needed = self.arrived + threads <= needed, needed
         self.arrived += threads
         self.collected = _added(self.collected, clock)
         if self.arrived >= needed:

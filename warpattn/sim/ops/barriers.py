@@ -136,6 +136,9 @@ def meet(role: Any, number: int, needed: int, waits: bool = True, alone: bool = 
         _report_named(role, "PhaseError", number, f"uses named barrier {number}{fault}")
     yield from role.run.pause()
     barrier = role.program.named_barrier(number)
+    if barrier.arrived and barrier.needed != needed:
+        text = f"uses named barrier {number} for {needed} threads, and others for {barrier.needed}"
+        _report_named(role, "PhaseError", number, text)
     if not barrier.follows(role.clock):
         text = f"arrives at named barrier {number}, and nothing orders that after all threads have arrived there that "
         _report_named(role, "PhaseRace", number, text + "completed it last: on the card it may be counted among them")

@@ -17,6 +17,7 @@ from ..machine.pending import opened, poisoned
 from ..machine.registry import acting
 from ..memory.global_memory import GlobalMemory, Part, Toucher
 from ..memory.shared import MemDesc, SharedBuffer
+from ..memory.warps import Touched
 
 
 def pointee(kind: Type) -> Type:
@@ -38,10 +39,26 @@ def lanes_of(pointers: Any, mask: Any) -> tuple[np.ndarray, np.ndarray | None]:
     return addresses, None if np.count_nonzero(wanted) == wanted.size else wanted
 
 
+def _among_warps(op: Op, size: int) -> Callable[[Any, Any, Any], None]:
+    """Return a function that compares an access (pointers, mask) with those of the role's other warps."""
+    owners, meetings, writes = op.owners, op.meetings, "store" in op.name
+    if owners is None or meetings is None:
+        return lambda role, pointers, mask: None
+
+    def check(role: Any, pointers: Any, mask: Any) -> None:
+        addresses, wanted = lanes_of(pointers, mask)
+        chosen = slice(None) if wanted is None else wanted.reshape(-1)
+        of_warps = np.broadcast_to(owners, addresses.shape).reshape(-1)[chosen]
+        touched = Touched(addresses.reshape(-1)[chosen], of_warps, size, writes, role.place())
+        role.warps.add(role.run.memory, touched, meetings.count)
+
+    return check
+
+
 @acting("tt.load")
 def _load(op: Op) -> Callable[..., Any]:
     kind = pointee(op.inputs[0])
-
+    check = _among_warps(op, kind.itemsize)
     limit = limited(op, op.inputs[0], once=False)
     volatile = op.flag("isVolatile")
 
@@ -50,7 +67,9 @@ def _load(op: Op) -> Callable[..., Any]:
             mask = limit(mask, role.program.cta)
         chance = role.run.rng if volatile else None
         role.run.readings += volatile and role.run.memory.preceded and not role.clock.preceded
-        return load_pointers(role.run.memory, role.toucher(), kind, pointers, mask, other, chance)
+        values = load_pointers(role.run.memory, role.toucher(), kind, pointers, mask, other, chance)
+        check(role, pointers, mask)
+        return values
 
     return run
 
@@ -119,7 +138,7 @@ def _store(op: Op) -> Callable[..., Any]:
     kind = pointee(op.inputs[0])
     dtype, size = memory_dtype(kind.elem), kind.itemsize
     words = np.dtype(f"u{size}")  # compared as bits: a NaN is itself
-    limit = limited(op, op.inputs[0], once=True)
+    limit, check = limited(op, op.inputs[0], once=True), _among_warps(op, size)
 
     def run(role: Any, pointers: Any, values: Any, mask: Any = None) -> None:
         if limit is not None:
@@ -145,6 +164,7 @@ def _store(op: Op) -> Callable[..., Any]:
             lost = bits_at(part.buffer, part.offsets, words, size) != written.view(words)
             if np.count_nonzero(lost):
                 memory.report_collision(part, who, lost, size)
+        check(role, pointers, mask)
 
     return run
 

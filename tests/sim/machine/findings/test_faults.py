@@ -106,6 +106,8 @@ FAULTS = [
     (handover, "no_arrive", "Deadlock", "send_tile", "mbarrier.wait(bar, 0)", None),
     (handover, "no_wait", "Race", "send_tile", "tma.async_store", "tile.store"),
     (handover, "named_compilers", "PhaseError", "send_tile", "bar.sync 2, 160;", None),
+    (handover, "named_beyond", "PhaseError", "send_tile", "bar.sync 16, 160;", None),
+    (handover, "named_counts", "PhaseError", "send_tile", "bar.sync 12, 160;", None),
     (ahead, "no wait", "Race", "ahead_kernel", "gl.load(y + at)", None),
     (ahead, "reads too early", "Race", "ahead_kernel", "before = gl.load(x", None),
     (ahead, "guesses by ordinary loads", "Race", "ahead_kernel", "guess = gl.load(y", None),

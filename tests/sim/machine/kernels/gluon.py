@@ -162,16 +162,22 @@ def write_tile(tile, out_desc, bar, FAULT: gl.constexpr):
         gl.inline_asm("bar.arrive 12, 160;")
     elif FAULT == "named_compilers":
         gl.inline_asm("bar.arrive 2, 160;")
+    elif FAULT == "named_beyond":
+        gl.inline_asm("bar.arrive 16, 160;")
+    elif FAULT == "named_counts":
+        gl.inline_asm("bar.arrive 12, 512;")
     elif FAULT != "no_arrive":
         mbarrier.arrive(bar, count=1)
 
 
 @gluon.jit
 def send_tile(tile, out_desc, bar, FAULT: gl.constexpr):
-    if FAULT == "named":
+    if FAULT == "named" or FAULT == "named_counts":
         gl.inline_asm("bar.sync 12, 160;")
     elif FAULT == "named_compilers":
         gl.inline_asm("bar.sync 2, 160;")
+    elif FAULT == "named_beyond":
+        gl.inline_asm("bar.sync 16, 160;")
     elif FAULT != "no_wait":
         mbarrier.wait(bar, 0)
     tma.async_store(out_desc, [0, 0], tile)

@@ -42,3 +42,33 @@ def integer_kernel(x, out):
 @triton.jit
 def address_kernel(x, out):
     tl.store(out, x.to(tl.int64, bitcast=True))
+
+
+@triton.jit
+def between_warps_kernel(x, out, N: tl.constexpr, MODE: tl.constexpr):
+    """One program moves numbers through global memory: `x` to `out`, or `x` in place."""
+    i = tl.arange(0, N)
+    if MODE == "flip":
+        tl.store(x + i, tl.load(x + N - 1 - i, mask=i > 9), mask=i > 9)
+    elif MODE == "flip, barrier":
+        a = tl.load(x + N - 1 - i)
+        tl.debug_barrier()
+        tl.store(x + i, a)
+    elif MODE == "rounds":
+        for _ in range(3):
+            a = tl.load(x + i)
+            tl.debug_barrier()
+            tl.store(x + (i ^ N // 2), a)
+    elif MODE == "in place":
+        for _ in range(3):
+            tl.store(x + i, tl.load(x + i) + 1)
+    elif MODE == "few in place":  # several warps load each, one stores it
+        tl.store(x + tl.arange(0, 16), tl.load(x + tl.arange(0, 16)) + 1)
+    elif MODE == "one":
+        tl.store(x + i, tl.load(x + i) + 1)
+        tl.store(out, tl.load(x + N - 1))
+    elif MODE == "sum":  # its own barriers order the stores before it, too
+        a = tl.load(x + i)
+        tl.store(x + i, a + 1)
+        total = tl.sum(a)
+        tl.store(out + i, tl.load(x + (i ^ N // 2)) + total)

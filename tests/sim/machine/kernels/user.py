@@ -98,6 +98,7 @@ def split_k_kernel(a, b, total, done, out, B: tl.constexpr, K: tl.constexpr, FAU
     order: tl.constexpr = "relaxed" if FAULT == "relaxed" else "acq_rel"
     if tl.atomic_add(done, 1, sem=order) == (0 if FAULT == "first" else parts - 1):
         tl.store(out + rows[:, None] * B + rows[None, :], tl.load(at).to(tl.float16))
+        tl.debug_barrier()  # Triton loads `at` in another layout than it stores it in
         tl.store(at, tl.zeros([B, B], tl.float32))
         tl.store(done, 0)
 
