@@ -67,8 +67,7 @@ def run(
     products, shown = dtype is not None and dtype in spelling.STORED, dtype
     if products:
         kv_dtype, dtype = str(dtype), "bf16"
-    chosen = dtype if file or dtype is not None else default
-    kind = None if chosen is None else spelling.dtype(chosen, spelling.RUN_DTYPE_HELP)
+    kind = _dtype(default if dtype is None and not file else dtype)
     made, size, start = spelling.mask(mask), spelling.shape(SHAPE if shape is None else shape), spelling.seed(seed or 0)
     stored = spelling.stored(kv_dtype)
     loaded = tensors.load(file) if file else tensors.random(size, start)
@@ -99,6 +98,11 @@ def run(
     if out is not None:
         tensors.save(out, {"out": o, "lse": lse, **gradients})
         console.print(f"wrote {out}")
+
+
+def _dtype(given: str | None) -> torch.dtype | None:
+    """Return the dtype that --dtype names; None: the file's."""
+    return None if given is None else spelling.dtype(given, spelling.RUN_DTYPE_HELP)
 
 
 def _refuse_idle(file: Path | None, of_random: dict[str, Any], dtypes: tuple[str | None, str], backward: bool) -> None:

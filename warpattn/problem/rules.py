@@ -40,9 +40,9 @@ LARGEST_SCALE = torch.finfo(torch.float32).max
 # Kernels fold the scale into the exponential, as c = scale * log2(e): right if c is a normal number above 0, and half
 # of c times the largest product is fp32 (`row_scale` takes the power of two below c; Hopper: sm90/arguments.py).
 # With other scales they multiply the scores before they take the maximum of a row, as they do where there is a score
-# function; a call without one gets IDENTITY, which leaves scores as they are.
+# function; a call without one gets AS_IT_IS, which leaves scores as they are.
 FOLDED = 0.5
-IDENTITY = CustomScore(lambda s, b, h, q, k: s).program()
+AS_IT_IS = CustomScore(lambda s, b, h, q, k: s).program()
 
 
 def validate(call: Call, read_values: bool = True) -> CheckedCall:
@@ -68,7 +68,7 @@ def validate(call: Call, read_values: bool = True) -> CheckedCall:
         if backend != "reference":
             exponent = _largest_exponent(scale, sizes.dim_qk, call.q.dtype if plain else None)
             folded = scale > LEAST_SCALE and exponent * FOLDED < LARGEST_SCALE
-            score = IDENTITY if score is None and not folded else score
+            score = AS_IT_IS if score is None and not folded else score
     if not plain:
         check_types(rules, call, read_values and on_host)
     captured = [x for program in (mask, score) if program is not None for x in program.tensors]

@@ -1,4 +1,4 @@
-"""torch's scaled_dot_product_attention swapped for a block: in torch's layers, compiled, checkpointed."""
+"""torch's scaled_dot_product_attention swapped for a block: in torch's layers, compiled, checkpointed, mapped."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -172,3 +172,40 @@ def test_a_reentrant_checkpoint_runs_torchs_function_again(inside, ours):
     assert len(ours) == 1
     (expected,) = torch.autograd.grad(F.scaled_dot_product_attention(x, x, x).square().sum(), x)
     torch.testing.assert_close(x.grad, expected)
+
+
+def mapped(in_dims, shapes):
+    """Tensors with a mapped dimension of 3 at in_dims; None: without one."""
+    return [torch.randn(*s[:at], 3, *s[at:]) if at is not None else torch.randn(s) for at, s in
+            zip(in_dims, shapes, strict=True)]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("in_dims", [(0, 0, 0, 0), (1, 2, 0, None), (None, 0, 0, 1), (0, None, None, None)], ids=str)
+@pytest.mark.parametrize("rank", [2, 3, 4])
+def test_vmap(rank, in_dims):
+    """Also of keys without the leading dimensions of queries, in blocks, twice, and differentiated outside."""
+    lead = (2, 4)[4 - rank :]
+    shapes = (*lead, 5, 8), (*lead[1:], 7, 8), (*lead[1:], 7, 6), (5, 7)
+    in_dims = tuple(x if x is None else min(x, len(s)) for x, s in zip(in_dims, shapes, strict=True))
+    tensors = mapped(in_dims, shapes)
+    calls = (scaled_dot_product_attention, F.scaled_dot_product_attention)
+    run, theirs = (torch.vmap(call, in_dims) for call in calls)
+    torch.testing.assert_close(run(*tensors), theirs(*tensors))
+    with swapped():
+        torch.testing.assert_close(theirs(*tensors), run(*tensors))
+    twice = [torch.randn(2, *x.shape) for x in tensors]
+    torch.testing.assert_close(torch.vmap(run, chunk_size=1)(*twice), torch.vmap(theirs)(*twice))
+    for found, wanted in zip(*(torch.func.grad(lambda *x, f=f: f(*x).square().sum(), argnums=(0, 1, 2, 3))(*tensors)
+                               for f in (run, theirs)), strict=True):  # fmt: skip
+        torch.testing.assert_close(found, wanted)
+
+
+def test_what_vmap_does_not_map():
+    x = torch.randn(3, 2, 5, 8)
+    with pytest.raises(wa.AttentionError, match=r"- query is a tensor of torch.vmap; it must be"):
+        torch.vmap(torch.func.grad(lambda y: scaled_dot_product_attention(y, y, y).sum()))(x)
+    with pytest.raises(wa.AttentionError, match=r"^query has shape \(8,\) within torch.vmap; it must be"):
+        torch.vmap(scaled_dot_product_attention)(*[x[0, 0]] * 3)
+    with pytest.raises(wa.AttentionError, match=r"^attn_mask has shape \(1, 2, 2, 5, 5\)"):
+        torch.vmap(lambda y: scaled_dot_product_attention(y, y, y, torch.ones(2, 2, 5, 5).bool()))(x)

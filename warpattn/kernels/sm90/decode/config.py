@@ -165,6 +165,10 @@ class DecodeConfig(KeyTileSizes, StreamConfig):
         return self.padded(self.dim_v)
 
     @property
+    def overlaps(self) -> bool:
+        return True  # P·V of a key tile runs beside the softmax of the next one
+
+    @property
     def loaded(self) -> Element:
         return self.stored
 
