@@ -51,11 +51,9 @@ def attention(
 def attend_call(call: Call, backend: str | Backend) -> Tensor | tuple[Tensor, Tensor]:
     """Return the result of a call, by the path for DTensors, for recorded calls, for gradients, or the ordinary one."""
     with_backend(call, backend)
-    if torch.compiler.is_compiling() or type(call.q) is not Tensor or torch._C._len_torch_dispatch_stack():
-        result = attend_otherwise(call, backend)
-        if result is not None:
-            return result
-    result = attend(call)
+    unusual = torch.compiler.is_compiling() or type(call.q) is not Tensor or torch._C._len_torch_dispatch_stack()
+    result = attend_otherwise(call, backend) if unusual else None
+    result = attend(call) if result is None else result
     return train(call, result) if isinstance(result, CheckedCall) else result
 
 

@@ -22,8 +22,7 @@ MAX_INDEX = 2**31 - 1
 ALIGNMENT = 16  # bytes, of TMA addresses and strides
 RUN = 8  # elements: kernels are given strides in such runs, of 16 bytes in a two-byte tensor
 LEAST_SCALE = 2.0**-100  # below it the kernel's own c = scale * log2(e) is no positive, normal fp32 number
-# The identity score, for scales that are not positive: these cannot be folded into the exponential (rules.py).
-IDENTITY = Program((Node(("sym", "float", "s")),), ())
+IDENTITY = Program((Node(("sym", "float", "s")),), ())  # for scales below the least, which no exponential takes
 NO_FUNCTION = Program((), ())  # a score without an output: products are scores, which the kernel multiplies by c
 COPY_RULE = (
     "q, k, v and out stay where they are if their last stride is 1, the others are multiples of 8 elements above 0 (16 "
@@ -127,9 +126,8 @@ def programs(checked: CheckedCall, most: float = math.inf) -> tuple[Program, Pro
     mask.__dict__["key"] = checked.mask.key  # known from the trace: the nodes are not numbered again
     if checked.score is not None:
         return mask, Program((checked.score.out,), checked.score.tensors)
-    if checked.scale < LEAST_SCALE:
-        return mask, IDENTITY
-    return mask, NO_FUNCTION if checked.exponent > most else None
+    large = NO_FUNCTION if checked.exponent > most else None
+    return mask, IDENTITY if checked.scale < LEAST_SCALE else large
 
 
 def is_masked(problem: Problem) -> bool:
