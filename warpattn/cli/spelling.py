@@ -51,7 +51,7 @@ SCALES_HELP = "tensor, head, token, 64 or 128 (columns), or none"
 OPERANDS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 OPERAND_HELP = "fp16 or bf16, or fp8 for q, k and v in e4m3"
 DTYPE_HELP = "fp16, bf16, fp32 or fp64"
-RUN_DTYPE_HELP = f"{DTYPE_HELP}, or fp8"
+RUN_DTYPE_HELP = "fp16, bf16, fp32, fp64 or fp8"
 BACKWARD_HELP = "The kernels that compute the gradients of q, k and v, instead of the forward's"
 
 

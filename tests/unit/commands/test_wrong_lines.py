@@ -146,7 +146,7 @@ def test_keys_and_values_of_8_bits():
     assert "kv-dtype is 'int4'; write fp8" in refusal("run", "--kv-dtype", "int4")
     assert "8-bit keys and values have no backward" in refusal("run", "--kv-dtype", "fp8", "--backward")
     assert "dtype is 'fp4'; kernels take fp16 or bf16, or fp8" in refusal("plan", "--dtype", "fp4")
-    assert "dtype is 'fp4'; write fp16, bf16, fp32 or fp64, or fp8" in refusal("run", "--dtype", "fp4")
+    assert "dtype is 'fp4'; write fp16, bf16, fp32, fp64 or fp8" in refusal("run", "--dtype", "fp4")
     assert "8-bit q, k and v have no backward" in refusal("plan", "--dtype", "fp8", "--backward")
 
 

@@ -109,7 +109,7 @@ def test_a_repeated_call_on_a_card_is_recorded(card: Any) -> None:
     assert written(graph(q, k, v)) and len(card.launches) == 1
 
 
-def test_a_merge_is_recorded_as_operations_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_is_recorded_as_operations_of_torch() -> None:
     """A graph has no launch, so where kernels merge a call that says so is refused."""
     out, lse = Q.half(), torch.randn(2, 8, 3)
     graph = make_fx(merge)(out, lse)
