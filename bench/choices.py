@@ -197,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dim", type=int, action="append", help="a head dim to draw from, repeatable")
     parser.add_argument("--longest", type=positive, default=USUAL.longest, help="most keys of a drawn shape")
     parser.add_argument("--flops", type=float, default=USUAL.flops, help="most of a drawn batch of several sequences")
-    parser.add_argument("--case", action="append", default=[], help="a case of bench.cases, repeatable")
+    parser.add_argument("--case", action="append", default=[], help="a case of bench.cases, or of --again, repeatable")
     parser.add_argument("--again", type=Path, nargs="+", default=[], help="records whose shapes are timed again")
     parser.add_argument("--tile", default="", help="time only the choice and configurations with this in their names")
     parser.add_argument("--rounds", type=positive, default=5)
@@ -205,7 +205,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     drawn = Drawn(DIMS if args.dim is None else [(dim, dim) for dim in args.dim], args.longest, args.flops)
-    cases = [*map(find, args.case), *(case for record in args.again for case in shapes_of(record))]
+    again = list({case.name: case for record in args.again for case in shapes_of(record)}.values())
+    cases = [case for case in again if not args.case or case.name in args.case] if again else [*map(find, args.case)]
     cases += [case for seed in args.seed for case in shapes(args.shapes, seed, drawn)]
     cases = [case for case in cases if args.tile in " ".join(map(described, choices(case, args.tile).values()))]
     if not cases:

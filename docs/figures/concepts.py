@@ -80,7 +80,7 @@ def tiles_picture() -> str:
         for place, tile in enumerate(masked + full, 1):
             x, side = left + tile * TILE * CELL, TILE * CELL
             parts.append(box(x + 1, y + 1, side - 2, side - 2, BLUE if tile in full else ORANGE))
-            parts += _hidden_cells(kept, number, tile, x, y)
+            parts.append(_hidden_cells(kept, number, tile, x, y))
             parts.append(
                 words(x + side / 2, y + side / 2 + 6, str(place), 17, "white" if tile in full else DARK, "middle")
             )
@@ -92,14 +92,15 @@ def tiles_picture() -> str:
     return picture(left + KEYS * CELL + 20, y + 12, parts)
 
 
-def _hidden_cells(kept: torch.Tensor, row_tile: int, key_tile: int, x: int, y: int) -> list[str]:
-    rows = kept[row_tile * TILE :][:TILE, key_tile * TILE :][:, :TILE].tolist()
-    return [
-        box(x + i * CELL + 1, y + j * CELL + 1, CELL - 2, CELL - 2, "#f6dfb4")
+def _hidden_cells(kept: torch.Tensor, row_tile: int, key_tile: int, x: int, y: int) -> str:
+    rows, side = kept[row_tile * TILE :][:TILE, key_tile * TILE :][:, :TILE].tolist(), CELL - 2
+    cells = "".join(
+        f"M{x + i * CELL + 1} {y + j * CELL + 1}h{side}v{side}h-{side}z"
         for j, row in enumerate(rows)
         for i, seen in enumerate(row)
         if not seen
-    ]
+    )
+    return f'<path fill="#f6dfb4" d="{cells}"/>'
 
 
 def files() -> dict[Path, str]:

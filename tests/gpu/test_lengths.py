@@ -78,6 +78,16 @@ def test_heads_dims_and_layouts(case):
     check_case(case)
 
 
+PACKED = [replace(base, dim=dim, heads_q=2 * group) for base in MIXES for dim, group in ((64, 3), (80, 5), (128, 7))]
+PACKED += [replace(base, dim=192, dim_v=128, heads_q=12, mask="window", sinks=True) for base in MIXES]
+
+
+@pytest.mark.parametrize("case", named(PACKED))
+def test_heads_that_do_not_fill_the_rows_of_a_tile(case, monkeypatch):
+    monkeypatch.setattr("warpattn.kernels.sm90.prefill.choice.UNFILLED", 0.2)
+    check_case(case)
+
+
 ABOVE_256 = [replace(base, dim=512) for base in MIXES]
 ABOVE_256 += [replace(PAGED, dim=320, dim_v=264, page_size=3, dtype=torch.float16), replace(CROSS, dim=320)]
 

@@ -59,6 +59,7 @@ class TensorMap(NamedTuple):
     box: tuple[int, ...]  # a launcher may cut its last dimension to what one swizzle covers
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in elements
+    copied: tuple[int, ...] | None = None  # a box of fewer rows, which TMA copies to or from the tile's first rows
 
 
 @dataclass(frozen=True, eq=False)

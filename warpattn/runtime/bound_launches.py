@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import accumulate
 from typing import Any
@@ -133,6 +133,8 @@ class BoundLaunch:
         if parameter.kind == "map":
             tensor = value.tensor if isinstance(value, TensorMap) else value
             shape, strides = (value.shape, value.strides) if isinstance(value, TensorMap) else _extent(value)
+            if isinstance(value, TensorMap) and value.copied:
+                parameter = replace(parameter, box=value.copied)
             layout_of(shape, strides, parameter, promotion).encode(self.map_address(parameter.name), tensor.data_ptr())
             for cell, number in zip(cells[index + 1 :], (*[min(n, MAX_INDEX) for n in shape], *strides), strict=False):
                 cell.value = number

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -246,9 +247,11 @@ def _viewed(value: Any, found: Memory) -> Memory:
 
 
 def _check_box(name: str, value: Any, kind: Type) -> None:
-    box = value.box if isinstance(value, TensorDescriptor) else None
+    box, copied = (value.box, value.copied) if isinstance(value, TensorDescriptor) else (None, None)
     if box is not None and tuple(box) != kind.shape:
         raise SimulationError(f"{name} has a box of {tuple(box)}; the kernel was compiled for {kind.shape}")
+    if copied is not None and (not kind.shape or copied[-1] != kind.shape[-1] or prod(copied) > prod(kind.shape)):
+        raise SimulationError(f"{name} copies boxes of {copied}, which are no first rows of {kind.shape}")
 
 
 def _describe(memory: GlobalMemory, name: str, found: Memory, address: int, kind: Type) -> Descriptor:
@@ -271,6 +274,7 @@ def _with_options(made: Descriptor, name: str, value: Any) -> Descriptor:
         raise SimulationError(f"{name} is {'' if given.pixels else 'not '}in im2col mode, unlike what the kernel takes")
     made.tf32, made.pixels = given.tf32, given.pixels
     made.outside = made.outside_of(given.padding == "nan")
+    made.box = given.copied or made.box
     return made
 
 

@@ -27,18 +27,12 @@ DRAWN = [("sm90", "causal"), ("sm90", "one row"), ("gfx942", "one row, padded"),
 WITHOUT_LSE = [("sm90", "causal", False), ("sm90", "few rows", False)]
 
 
-def kinds_of(arch: str, call: str) -> list[str]:
-    """Kinds of special values, without large scores where docs/numbers.md says that Hopper rounds them."""
-    plain = arch == "sm90" and CALLS[call].score == "none"
-    return [how for how in SPOILS if not (plain and how == "large")]
-
-
 @pytest.mark.parametrize(
     ("arch", "call", "has_lse"),
     drawn(product(ARCHS, CALLS, [True, False]), [*((*each, True) for each in DRAWN), *WITHOUT_LSE]),
 )
 def test_kernels_follow_the_rule(arch, call, has_lse):
-    assert not differences(arch, call, kinds_of(arch, call), has_lse)
+    assert not differences(arch, call, SPOILS, has_lse)
 
 
 @pytest.mark.full

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from warpattn.kernels.sm90.arguments import PrefillShape
 from warpattn.kernels.sm90.prefill.config import SM90Config, TileShape, choose_config, with_tile
+from warpattn.kernels.sm90.prefill.query_maps import query_maps
 from warpattn.kernels.sm90.prefill.signature import prefill_source
 from warpattn.language.nodes import Program
 from warpattn.masks import Full, Mask
@@ -73,8 +74,8 @@ class Case:
         config, (mask, score) = self.config, self.programs()
         m_tiles, group = -(-self.seq_q // config.tokens), self.heads // self.heads_kv
         return {
-            "q_maps": (x.q,) * len(config.qk_parts), "k_maps": (x.k,) * len(config.qk_parts),
-            "v_maps": (x.v,) * len(config.v_parts), "o_maps": (x.out,) * len(config.store_parts),
+            "q_maps": query_maps(x.q, config, config.qk_parts), "k_maps": (x.k,) * len(config.qk_parts),
+            "v_maps": (x.v,) * len(config.v_parts), "o_maps": query_maps(x.out, config, config.store_parts),
             "lse_ptr": x.lse, "sinks_ptr": x.sinks, "counter_ptr": torch.zeros(1, dtype=torch.int32),
             "scale": self.dim**-0.5,
             "shape": PrefillShape(self.seq_q, self.seq_k, self.heads, group, m_tiles, self.heads, self.heads),

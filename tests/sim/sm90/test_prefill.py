@@ -64,6 +64,14 @@ CASES = {
         40, 90, heads=8, heads_kv=2, mask=CustomMask(lambda b, h, q, k: (q + k + h) % 3 != 0),
         score=ALiBi(torch.rand(8, generator=torch.Generator().manual_seed(3))), packed=4,
     ),
+    "seven-heads": Case(
+        45, 130, heads=14, heads_kv=2, dim=128, mask=Causal() & SlidingWindow(60), sinks=True, packed=7
+    ),
+    "five-heads": Case(
+        30, 90, heads=10, heads_kv=2, dim=80, mask=CustomMask(lambda b, h, q, k: (q + k + h) % 3 != 0), packed=5,
+        score=ALiBi(torch.rand(10, generator=torch.Generator().manual_seed(5))),
+    ),
+    "three-heads": Case(60, 150, heads=6, heads_kv=2, dim=192, dim_v=128, dtype=torch.float16, packed=3),
     "packed-bias": Case(
         70, 150, heads=4, heads_kv=2, dim=128, mask=Causal(), packed=2, dtype=torch.float16,
         score=SoftCap(3.0) | Bias(torch.randn(1, 4, 70, 150, generator=torch.Generator().manual_seed(4))),
@@ -72,7 +80,7 @@ CASES = {
 
 
 # Every kind of mask, score and config occurs in one of these.
-DRAWN = ("in-turn", "fp16-window", "packed-heads")
+DRAWN = ("in-turn", "fp16-window", "packed-heads", "seven-heads")
 
 
 @pytest.mark.parametrize(("name", "schedule", "seed"), in_turn(CASES, DRAWN, SCHEDULES))

@@ -7,8 +7,7 @@ The state of a row is its maximum `m` (unscaled scores) and the sum `l` of exp2(
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..pieces.scales import row_scale
-from ..pieces.softmax import exponent, finish_rows
+from ..pieces.softmax import exponent, finish_rows, row_scale
 
 
 @gluon.aggregate

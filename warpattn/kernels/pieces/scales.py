@@ -6,7 +6,6 @@ from triton.experimental.gluon import language as gl
 from warpattn.problem import operands
 
 from .modifiers import folds_scale
-from .softmax import LARGEST
 
 LEAST_SCALE = gl.constexpr(operands.LEAST_SCALE)  # of scores: with a smaller one, exponents may be 0 times infinity
 
@@ -106,12 +105,3 @@ class OfTokens:
 
     k: gl.base_value
     v: gl.base_value
-
-
-@gluon.jit
-def row_scale(m, c, largest: gl.constexpr = LARGEST):
-    """The factor from a row's scores to exponents: c, or, where |c * m| is `largest` or more, the power of two at or
-    below c, which multiplies exactly. Such exponents differ by at least 8 in their last bit anyway (2 with 8-bit
-    weights)."""
-    kept = gl.where(gl.abs(m * c) < largest, -1, 0x7F800000)
-    return (gl.to_tensor(c).to(gl.int32, bitcast=True) & kept).to(gl.float32, bitcast=True)

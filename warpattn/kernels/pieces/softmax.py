@@ -13,6 +13,9 @@ and the state is [M, 4], one value a lane: `m` is equal in the four, `l` is summ
 With an LSE, which training needs, the bound is lower: the rounded weight of a key that dominates a row would spoil the
 gradient of q. Where the reference moves to this key, its weight is 1, which is not rounded (docs/training.md).
 
+The product c * m is rounded, which is harmless until the error is as large as the exponents themselves: a card, which
+multiplies and subtracts in one step, would lose the weights. So where |c * m| is large, a `row_scale` replaces c.
+
 A NaN among a row's scores makes one of its p, and so its sum, factor and LSE NaN; the maximum need not propagate it.
 Where registers do not hold scores beside weights, or scores have any size, Hopper's use sm90/softmax_steps.py.
 """
@@ -25,6 +28,8 @@ LN_2 = gl.constexpr(0.6931471805599453)
 MOST = gl.constexpr(32768.0)  # sum of a lane's weights up to which none exceeds fp16
 MOST_WITH_LSE = gl.constexpr(64.0)  # a lane has up to 32 weights of a tile
 LARGEST = gl.constexpr(134217728.0)  # up to |c * m| = 2^27 its rounding error is at most 4, so p stays within fp16
+LARGEST_LIFTED = gl.constexpr(8388608.0)  # as LARGEST, but rounded by at most a half: p stays within e4m3
+LARGEST_IN_BYTES = gl.constexpr(33554432.0)  # where references are at their rows' maxima: rounded by at most 1
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # the lowest finite number
 
 
@@ -32,6 +37,7 @@ LOWEST = gl.constexpr(-3.4028234663852886e38)  # the lowest finite number
 class SoftmaxState:
     m: gl.tensor  # [M, 4] reference maximum, -inf while a row has seen no key
     l: gl.tensor  # [M, 4] this lane's part of the row sum of exp2(c * (s - m))
+    guard: gl.base_value  # against large c * m: the `row_scale`s [M, 4]; other steps keep something else
 
 
 @gluon.constexpr_function
@@ -45,9 +51,9 @@ def softmax_start(s, c, lift: gl.constexpr = 0.0):
     """First tile: (state, p) of scores `s` [M, N]. Hidden ones are -inf, perhaps whole rows. m is `lowered`."""
     quads = as_quads(s)
     m = lowered(quad_max(lane_max(quads)), c, lift)
-    mc = exponent(m, c)
-    p = gl.exp2(quads * c - mc[:, None, :, None])
-    return SoftmaxState(m, lane_sum(p)), p
+    factor = row_scale(m, c, LARGEST if lift == 0.0 else LARGEST_IN_BYTES)
+    p = weights(quads, m, factor)
+    return SoftmaxState(m, lane_sum(p), factor), p
 
 
 @gluon.jit
@@ -57,37 +63,68 @@ def softmax_step(state, s, c, dtype: gl.constexpr, has_lse: gl.constexpr, move_a
     references rise to their maxima, because most would have to; then p is computed once."""
     most: gl.constexpr = MOST_WITH_LSE if has_lse else MOST
     quads = as_quads(s)
-    m = state.m
+    m, factor = state.m, state.guard
     alpha = gl.full_like(m, 1.0)
     l, p = gl.zeros_like(m), pack(gl.zeros_like(quads), dtype)
     moved = move_all
     if not move_all:
-        l, p = weights(quads, m, c, dtype)
+        l, p = summed_weights(quads, m, factor, dtype)
         moved = warp_any(l, gl.full_like(l, most))
     if moved:
         rises = quad_max(l) > most
         top = quad_max(lane_max(quads))
         rises |= move_all & (top > m)
         m = gl.where(rises, gl.maximum(m, top), m)
-        alpha = gl.where(rises, gl.exp2(state.m * c - exponent(m, c)), 1.0)
-        l, p = weights(quads, m, c, dtype)
-    return SoftmaxState(m, state.l * alpha + l), p, moved, alpha
+        factor = row_scale(m, c)
+        alpha = gl.where(rises, gl.exp2(exponent(state.m, factor) - exponent(m, factor)), 1.0)
+        l, p = summed_weights(quads, m, factor, dtype)
+    return SoftmaxState(m, state.l * alpha + l, factor), p, moved, alpha
 
 
 @gluon.jit
-def weights(quads, m, c, dtype: gl.constexpr):
-    """(each lane's sum, packed p) of scores in quads with references `m`."""
-    p = gl.exp2(quads * c - exponent(m, c)[:, None, :, None])
+def summed_weights(quads, m, factor, dtype: gl.constexpr):
+    """(each lane's sum, packed p) of `weights`."""
+    p = weights(quads, m, factor)
     return lane_sum(p), pack(p, dtype)
 
 
 @gluon.jit
+def weights(quads, m, factor):
+    """p of scores in quads, for references `m` and factors from scores to exponents, both [M, 4]."""
+    return gl.exp2(quads * factor[:, None, :, None] - exponent(m, factor)[:, None, :, None])
+
+
+@gluon.jit
+def row_scale(m, c, largest: gl.constexpr = LARGEST):
+    """The factor from a row's scores to exponents: c, or, where |c * m| is `largest` or more, the power of two at or
+    below c, which multiplies exactly. Such exponents differ by at least 8 in their last bit anyway (2 with 8-bit
+    weights)."""
+    kept = gl.where(gl.abs(m * c) < largest, -1, 0x7F800000)
+    return (gl.to_tensor(c).to(gl.int32, bitcast=True) & kept).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
 def lowered(m, c, lift: gl.constexpr):
-    """The reference for rows whose largest score is `m`: `lift` exponents below it, so that p is up to 2^lift."""
+    """The reference for rows whose largest score is `m`: `lift` exponents below it, so that p is up to 2^lift; m itself
+    where its exponent is so large that rounding would swallow the lift."""
     if lift == 0.0:
         return m
     else:
-        return m - lift / c
+        return gl.where(gl.abs(m * c) < largest_of(lift), m - lift / c, m)
+
+
+@gluon.constexpr_function
+def largest_of(lift):
+    """The |c * m| from which a reference is not lowered and scores of any size are subtracted first: less for 8-bit
+    weights, whose range ends at 2^8.8."""
+    return LARGEST.value if lift == 0.0 else LARGEST_LIFTED.value
+
+
+@gluon.jit
+def no_scores(s, guard):
+    """The state of rows of zeros `s` [M, N] that have seen no key."""
+    zero = lane_sum(as_quads(s))
+    return SoftmaxState(zero - float("inf"), zero, guard)
 
 
 @gluon.jit

@@ -20,12 +20,11 @@ from ..pieces.scales import (
     has_scale,
     has_token_scale,
     head_scale,
-    row_scale,
     scale_row,
     scaled_rows,
     scores_scale,
 )
-from ..pieces.softmax import exponent
+from ..pieces.softmax import exponent, row_scale
 from .prefill_2q.epilogue import finish
 
 WARPS = gl.constexpr(4)

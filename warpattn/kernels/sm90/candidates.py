@@ -34,7 +34,7 @@ from .prefill.launch import arrange
 from .prefill.rates import RATES
 
 TRIED = "tried"
-PACKED = (1, 4, 8)  # query heads in a tile
+PACKED = (1, 3, 4, 5, 6, 7, 8)  # query heads in a tile
 PARTS = (2, 4, 8)  # parts that the keys of a tile are split into
 TILE_KEYS = (32, 64, 128)
 FEW_KEYS = 1024  # tiles of 32 keys are tried only for rows of at most so many keys

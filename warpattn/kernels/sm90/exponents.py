@@ -1,13 +1,13 @@
 """Base-2 exponents of the softmax weights; the reference maximum m is kept in units of the scores.
 
-With c = scale * log2(e), a weight is 2^(c * s - c * m). A score function may return a number so large that c * s
-overflows, so kernels with one compute c * (s - m).
+With c = scale * log2(e), a weight is 2^(c * s - c * m), and c is a power of two where c * m is large (`row_scale`). A
+score function may return a number so large that c * s overflows, so kernels with one compute c * (s - m).
 """
 
 from triton.experimental import gluon
 
 from ..pieces.modifiers import exponent_scale
-from ..pieces.softmax import exponent
+from ..pieces.softmax import exponent, row_scale
 
 
 @gluon.jit
@@ -15,7 +15,8 @@ def exponents(ctx, s, m):
     """Base-2 exponents of scores `s` relative to references `m` (broadcast); -inf for hidden keys."""
     c = exponent_scale(ctx)
     if ctx.mods.score is None:
-        return s * c - exponent(m, c)
+        x = row_scale(m, c)
+        return s * x - exponent(m, x)
     else:
         return (s - m) * c
 
@@ -25,7 +26,8 @@ def exponent_step(ctx, m, top):
     """Base-2 exponents of references `m` relative to higher ones, `top`; 0 where both are `LOWEST`."""
     c = exponent_scale(ctx)
     if ctx.mods.score is None:
-        return exponent(m, c) - exponent(top, c)
+        x = row_scale(top, c)
+        return exponent(m, x) - exponent(top, x)
     else:
         return (m - top) * c
 

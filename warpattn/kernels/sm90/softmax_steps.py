@@ -2,9 +2,9 @@
 registers do not hold scores beside weights, and `exact_step` for scores of any size, such as a score function may
 return. Their reference moves by `headroom_of`. `early_exact_step` is `exact_step` with weights first.
 
-p = 2^(c * s - c * m), and the product c * m is rounded. That is harmless until the rounding error is as large as the
-exponents themselves. So while |c * m| of a row is large (`largest_of`), its warp takes the branch of a moved reference,
-c * (s - m). Kernels without a score function omit this: the test took 1 to 3 % of prefill at head dim 64 (H200).
+While |c * m| of a row is large (`largest_of`), its warp takes the branch of a moved reference, c * (s - m). With a
+score function, whose c * s may overflow, every key tile is tested. Others keep the `limit` that the test gave when the
+reference moved: the test took 1 to 3 % of prefill at head dim 64, factors for each row 2 to 4 % (H200).
 """
 
 from triton.experimental import gluon
@@ -22,15 +22,16 @@ from ..pieces.softmax import (
     headroom_of,
     lane_max,
     lane_sum,
+    largest_of,
     lowered,
     pack,
     quad_max,
+    softmax_start,
+    summed_weights,
     warp_any,
-    weights,
 )
 
 WIDEST_NARROW = 128  # widest head dim whose tiles have 128 keys
-LARGEST_LIFTED = gl.constexpr(8388608.0)  # as LARGEST, but rounded by at most a half: p stays within e4m3
 
 
 @gluon.constexpr_function
@@ -42,22 +43,50 @@ def weights_first(config, score):
 
 
 @gluon.jit
+def maximum_start(s, c, has_lse: gl.constexpr = False):
+    """`softmax_start` of `maximum_step`."""
+    state, p = softmax_start(s, c)
+    large = warp_any(gl.where(is_large(state.m, c), 1.0, 0.0), gl.zeros_like(state.m))
+    return SoftmaxState(state.m, state.l, limit(large, has_lse)), p
+
+
+@gluon.jit
 def maximum_step(state, s, c, has_lse: gl.constexpr = False):
-    """`softmax_step` that returns p before it is packed."""
+    """`softmax_step` that returns p before it is packed. The state's guard is its `limit`."""
     headroom: gl.constexpr = headroom_of(has_lse)
     quads = as_quads(s)
-    mc = exponent(state.m, c)
-    moved = warp_any(lane_bound(quads) * c, state.m * c + headroom)
-    m = state.m
+    m, guard = state.m, state.guard
+    mc = exponent(m, c)
+    moved = warp_any(lane_bound(quads) * c, m * c + guard)
     alpha = gl.full_like(m, 1.0)
     if moved:
         top = quad_max(lane_max(quads))
-        rises = top * c > mc + headroom
+        rises = (top * c > mc + headroom) | (is_large(m, c) & (top > m))
         m = gl.where(rises, gl.maximum(m, top), m)
-        mc = exponent(m, c)
-        alpha = gl.where(rises, gl.exp2(state.m * c - mc), 1.0)
+        alpha = gl.where(rises, gl.exp2(reference_step(state.m, m, c)), 1.0)
+        quads, mc, large = differences(quads, m, c, 0.0)
+        guard = limit(large, has_lse)
     p = gl.exp2(quads * c - mc[:, None, :, None])
-    return SoftmaxState(m, state.l * alpha + lane_sum(p)), p, moved, alpha
+    return SoftmaxState(m, state.l * alpha + lane_sum(p), guard), p, moved, alpha
+
+
+@gluon.jit
+def limit(large, has_lse: gl.constexpr):
+    """What a score's exponent may have above that of its reference: nothing while a row of the warp is `large`."""
+    return gl.where(large, -float("inf"), headroom_of(has_lse))
+
+
+@gluon.jit
+def reference_step(m, top, c):
+    """Base-2 exponents of references `m` relative to those that replace them, `top`."""
+    exact = (gl.maximum(m, LOWEST) - gl.maximum(top, LOWEST)) * c
+    return gl.where(is_large(m, c) | is_large(top, c), exact, exponent(m, c) - exponent(top, c))
+
+
+@gluon.jit
+def is_large(m, c, lift: gl.constexpr = 0.0):
+    """Whether |c * m| is large, in rows that have seen a key."""
+    return (gl.abs(exponent(m, c)) >= largest_of(lift)) & (m != -float("inf"))
 
 
 @gluon.jit
@@ -70,12 +99,12 @@ def lane_bound(quads):
 
 @gluon.jit
 def exact_start(s, c, lift: gl.constexpr = 0.0):
-    """`softmax_start` with an `exactly_lowered` reference."""
+    """`softmax_start` for scores of any size."""
     quads = as_quads(s)
-    m = exactly_lowered(quad_max(lane_max(quads)), c, lift)
-    quads, mc = differences(quads, m, c, lift)
+    m = lowered(quad_max(lane_max(quads)), c, lift)
+    quads, mc, _ = differences(quads, m, c, lift)
     p = gl.exp2(quads * c - mc[:, None, :, None])
-    return SoftmaxState(m, lane_sum(p)), p
+    return SoftmaxState(m, lane_sum(p), ()), p
 
 
 @gluon.jit
@@ -93,12 +122,11 @@ def exact_step(state, s, c, lift: gl.constexpr = 0.0, has_lse: gl.constexpr = Fa
     if moved:
         top = quad_max(top)
         rises = gl.where(usual, top * c > mc + headroom, top > m)
-        m = gl.where(rises, gl.maximum(m, exactly_lowered(top, c, lift)), m)
-        alpha = gl.exp2((gl.maximum(state.m, LOWEST) - gl.maximum(m, LOWEST)) * c)
-        quads, mc = differences(quads, m, c, lift)
-        alpha = gl.where(rises, alpha, 1.0)
+        m = gl.where(rises, gl.maximum(m, lowered(top, c, lift)), m)
+        alpha = gl.where(rises, gl.exp2(reference_step(state.m, m, c)), 1.0)
+        quads, mc, _ = differences(quads, m, c, lift)
     p = gl.exp2(quads * c - mc[:, None, :, None])
-    return SoftmaxState(m, state.l * alpha + lane_sum(p)), p, moved, alpha
+    return SoftmaxState(m, state.l * alpha + lane_sum(p), ()), p, moved, alpha
 
 
 @gluon.jit
@@ -112,38 +140,27 @@ def early_exact_step(state, s, c, dtype: gl.constexpr, has_lse: gl.constexpr, mo
     l, p = gl.zeros_like(m), pack(gl.zeros_like(quads), dtype)
     moved = move_all
     if not move_all:
-        l, p = weights(quads, m, c, dtype)
+        l, p = summed_weights(quads, m, gl.zeros_like(m) + c, dtype)
         moved = warp_any(gl.where(usual, l, float("inf")), gl.full_like(l, most))
     if moved:
         rises = (quad_max(l) > most) | ~usual | move_all
         m = gl.where(rises, gl.maximum(m, quad_max(lane_max(quads))), m)
-        alpha = gl.exp2((gl.maximum(state.m, LOWEST) - gl.maximum(m, LOWEST)) * c)
-        quads, mc = differences(quads, m, c, 0.0)
+        alpha = gl.exp2(reference_step(state.m, m, c))
+        quads, mc, _ = differences(quads, m, c, 0.0)
         p = gl.exp2(quads * c - mc[:, None, :, None])
         l = lane_sum(p)
         p = pack(p, dtype)
-    return SoftmaxState(m, state.l * alpha + l), p, moved, alpha
-
-
-@gluon.jit
-def exactly_lowered(m, c, lift: gl.constexpr):
-    """`lowered`, except that rows with a large exponent, where rounding would swallow the lift, keep their maximum."""
-    return gl.where(gl.abs(m * c) < largest_of(lift), lowered(m, c, lift), m)
-
-
-@gluon.constexpr_function
-def largest_of(lift):
-    """The |c * m| from which scores are subtracted first: lower for 8-bit weights, whose range ends at 2^8.8."""
-    return LARGEST.value if lift == 0.0 else LARGEST_LIFTED.value
+    return SoftmaxState(m, state.l * alpha + l, ()), p, moved, alpha
 
 
 @gluon.jit
 def differences(quads, m, c, lift: gl.constexpr):
-    """Returns (scores, x) with p = 2^(c * scores - x). x is c * m; in rows where that is large, m is subtracted from
-    the scores instead and x is 0."""
+    """(scores, x, whether a row of the warp is large) with p = 2^(c * scores - x). x is c * m; in rows where that is
+    large, m is subtracted from the scores instead and x is 0."""
     mc = exponent(m, c)
-    large = (gl.abs(mc) >= largest_of(lift)) & (m != -float("inf"))
-    if warp_any(gl.where(large, 1.0, 0.0), gl.zeros_like(mc)):
-        quads = quads - gl.where(large, gl.maximum(m, LOWEST), 0.0)[:, None, :, None]
-        mc = gl.where(large, 0.0, mc)
-    return quads, mc
+    rows = is_large(m, c, lift)
+    large = warp_any(gl.where(rows, 1.0, 0.0), gl.zeros_like(mc))
+    if large:
+        quads = quads - gl.where(rows, gl.maximum(m, LOWEST), 0.0)[:, None, :, None]
+        mc = gl.where(rows, 0.0, mc)
+    return quads, mc, large

@@ -13,7 +13,7 @@ ENDS = re.compile(r"^(?:ret|trap|exit|brx\.idx)\b")  # the last is the dispatch 
 NOTE = re.compile(r"^(?:\.loc\b|\$L__tmp\d+:|\.pragma\b)")
 DECLARED = re.compile(r"^\s*\.reg \.(\w+)\s+(%[a-z]+)<\d+>;")
 WRITES_NOTHING = re.compile(
-    r"^(?:@!?%p\d+\s+)?(?:st|red|bar|barrier|bra|brx|mbarrier|cp|fence|membar|setmaxnreg|prefetch|griddepcontrol|wgmma\.(?:fence|commit|wait))\b"
+    r"^(?:@!?%p\d+\s+)?(?:st|stmatrix|red|bar|barrier|bra|brx|mbarrier|cp|fence|membar|setmaxnreg|prefetch|griddepcontrol|wgmma\.(?:fence|commit|wait))\b"
 )
 GUARD = re.compile(r"^[{\s]*(?:@!?%?\w+\s+)?")
 END = "$L__func_end0:"  # present with debug information; else the kernel ends with the text

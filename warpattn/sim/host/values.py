@@ -45,7 +45,7 @@ def _argument(value: Any) -> Any:
     if hasattr(value, "base") and hasattr(value, "block_shape"):  # a descriptor made on the host
         box, shape, strides = (tuple(part) for part in (value.block_shape, value.shape, value.strides))
         padding, tf32 = getattr(value, "padding", "zero"), getattr(value, "round_f32_to_tf32", False)
-        return TensorDescriptor(value.base, box, shape, strides, padding, tf32, _pixels(value))
+        return TensorDescriptor(value.base, box, shape, strides, None, padding, tf32, _pixels(value))
     if isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.uint64) and value.device.type == "cpu":
         reached = pointed_into(value)
         return PointerTable(reached, value) if reached else value

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -24,6 +25,7 @@ from ..ir.formats import encode, memory_dtype
 from ..ir.valuetypes import Type
 from .findings import Finding
 from .global_memory import GlobalBuffer, GlobalMemory, Toucher
+from .shared import MemDesc
 
 _ADDRESSES = 1 << 64
 _ALIGNMENT = 16  # bytes: of the first element, and of strides
@@ -42,14 +44,16 @@ class PixelBox(NamedTuple):
 class TensorDescriptor:
     """A descriptor argument: a tensor, and optionally the shape of its box.
 
-    shape and strides (in elements) replace the tensor's own, for views that no tensor can have. padding: the value read
-    outside of the tensor, "zero" or "nan". tf32: whether fp32 is rounded to tf32. pixels: for im2col mode.
+    shape and strides (in elements) replace the tensor's own, for views that no tensor can have. copied: the
+    box of a copy that has fewer rows than a tile and fills, or stores, its first rows. padding: the value read outside
+    of the tensor, "zero" or "nan". tf32: whether fp32 is rounded to tf32. pixels: for im2col mode.
     """
 
     tensor: Any
     box: tuple[int, ...] | None = None
     shape: tuple[int, ...] | None = None
     strides: tuple[int, ...] | None = None
+    copied: tuple[int, ...] | None = None
     padding: str = "zero"
     tf32: bool = False
     pixels: PixelBox | None = None
@@ -78,6 +82,18 @@ class Descriptor:
         self.offset = offset  # bytes
         self.strides = tuple(int(s) for s in strides)
         self.ratio = size // buffer.granule
+
+    def rows_of(self, view: MemDesc) -> MemDesc:
+        """Return the part of a tile that a copy of the descriptor's box fills or stores: its first rows."""
+        if self.box == self.kind.shape:
+            return view
+        rows, columns = prod(self.box[:-1]), self.box[-1]
+
+        def first(array: np.ndarray) -> np.ndarray:
+            part: np.ndarray = array.reshape(len(array), -1, columns)[:, :rows]
+            return part.reshape(len(array), *self.box)
+
+        return view.derived(("first rows", self.box), first)
 
     def outside_of(self, nan: bool) -> Any:
         """Return the bits that are read outside of the tensor."""

@@ -104,12 +104,13 @@ def _landing(
     def body(agent: Agent) -> None:
         who = _by_tma(agent)
         memory = role.run.memory
+        part = view if shape else descriptor.rows_of(view)
         if descriptor.pixels is None:
-            bits = descriptor.read(memory, first, who, shape).reshape(view.shape)
+            bits = descriptor.read(memory, first, who, shape).reshape(part.shape)
         else:
-            bits = descriptor.read_pixels(memory, first, offsets, who).reshape(view.shape)
-        view.buffer.write(Access(view, agent.lane, agent.epoch, True, True, agent.place, cta), agent.clock, bits)
-        barrier.land(view.array[0].nbytes, agent)
+            bits = descriptor.read_pixels(memory, first, offsets, who).reshape(part.shape)
+        part.buffer.write(Access(part, agent.lane, agent.epoch, True, True, agent.place, cta), agent.clock, bits)
+        barrier.land(part.array[0].nbytes, agent)
 
     return body
 
@@ -199,7 +200,8 @@ def _copy_out(op: Op) -> Callable[..., Any]:
     def run(role: Any, descriptor: Descriptor, *rest: Any) -> Any:
         yield from role.run.pause()
         cta = role.program.cta
-        (coordinates, shape), view = box(rest[:rank], cta), rest[rank]
+        coordinates, shape = box(rest[:rank], cta)
+        view = rest[rank] if shape else descriptor.rows_of(rest[rank])
         stored: list[bytes] = role.program.cluster.shared((op.uid, cta & ~copies), cta, list, 1 << copies.bit_count())
 
         def put(agent: Agent, bits: np.ndarray) -> None:

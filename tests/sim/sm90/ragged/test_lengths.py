@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tests.cases import Case
 from tests.drawn import drawn, in_turn
 from tests.oracle import check
-from tests.sim.sm90.lengths import findings, ready_for, run
+from tests.sim.sm90.lengths import findings, in_parts, ready_for, run
+from warpattn.kernels.sm90.prefill import choice
 
 SCHEDULES = [("eager", 0), ("lazy", 0), ("adversarial", 0), *(("random", seed) for seed in range(3))]
 BASE = Case(dim=64, dtype=torch.bfloat16, heads_q=2, heads_kv=1, mask="causal")
@@ -194,3 +195,21 @@ test_random_pages = pytest.mark.full(
         given(lengths, st.sampled_from((3, 16, 64)), st.sampled_from(("causal", "full")), SEEDS)(check_pages)
     )
 )
+
+
+@pytest.mark.parametrize(
+    "case",
+    named([
+        replace(CROSS, heads_q=7, sinks=True, score="alibi"),
+        replace(RAGGED, heads_q=10, heads_kv=2, dim=80, mask="window"),
+        replace(PAGED, page_size=16, heads_q=3, dim=128, mask="full"),
+    ]),
+)  # fmt: skip
+def test_heads_that_do_not_fill_the_rows_of_a_tile(case, monkeypatch):
+    monkeypatch.setattr(choice, "UNFILLED", 0.2)
+    assert in_parts(ready_for(case.build()), 1).config.tiles.packed == case.heads_q // case.heads_kv
+    run_and_check(case, schedule="random", seed=1)
+    x = case.build()
+    out, lse, reports = run(x, parts=3)
+    assert not findings(reports)
+    check(x, out, lse)

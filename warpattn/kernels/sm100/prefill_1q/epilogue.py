@@ -16,8 +16,7 @@ from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayo
 
 from ...nvidia.clipped_rows import stacked
 from ...pieces.modifiers import exponent_scale
-from ...pieces.scales import row_scale
-from ...pieces.softmax import LOWEST, Denominator, exponent
+from ...pieces.softmax import LOWEST, Denominator, exponent, row_scale
 from ..exp2 import row_sum
 from ..layouts import box_layout, element_type, query_box, row_layout
 from ..prefill_2q.context import row_positions

@@ -21,9 +21,9 @@ from triton.language.core import PropagateNan
 
 from ...nvidia.opaque import hide_from_compiler
 from ...pieces.modifiers import exponent_scale
-from ...pieces.scales import block_scale, row_scale, scaled_rows
+from ...pieces.scales import block_scale, scaled_rows
 from ...pieces.scheduler import Tile
-from ...pieces.softmax import LARGEST, exponent, headroom_of, lowered, warp_any
+from ...pieces.softmax import LARGEST, LARGEST_IN_BYTES, exponent, headroom_of, lowered, row_scale, warp_any
 from ..exp2 import exp2_polynomial, row_sum
 from ..layouts import element_type, row_layout
 from ..sync import await_signal, notify
@@ -33,7 +33,6 @@ from .epilogue import store_output
 ALL = gl.constexpr(PropagateNan.ALL)
 LIFT = gl.constexpr(6.0)  # log2 of the weight in 8 bits of the score that a reference is made of
 # Exponent from which c * m is rounded by 2 or more: weights of 8 bits have no room for that.
-LARGEST_IN_BYTES = gl.constexpr(33554432.0)
 LOADING_COLUMNS = gl.constexpr(32)  # of scores at once, where a mask or a score loads from memory
 
 

@@ -23,8 +23,8 @@ from ...pieces.modifiers import exponent_scale, natural_scale
 from ...pieces.softmax import (
     SoftmaxState,
     as_quads,
-    lane_max,
     lane_sum,
+    no_scores,
     pack,
     rescale,
     softmax_finish,
@@ -36,7 +36,7 @@ from ..decode.context import in_tile, rows_of
 from ..decode.output import by_row, publish_parts, write_columns
 from ..decode.schedule import item_at, next_item
 from ..layouts import accumulator_layout, element_type
-from ..softmax_steps import exact_step, maximum_step
+from ..softmax_steps import exact_step, limit, maximum_step
 from .context import half_tile, rope_tile, tile_slots
 from .recompute import attend_again, owes_nan
 
@@ -53,7 +53,7 @@ def scores_role(ctx):
     while cursor.unit < ctx.end:
         item = item_at(ctx, cursor)
         fetch_queries(ctx, item)
-        softmax = no_keys(config)
+        softmax = no_keys(ctx)
         for i in range(item.begin, item.end):
             softmax = make_probabilities(ctx, softmax, slots, item, i)
             slots = slots.step()
@@ -163,9 +163,9 @@ def take_sums(ctx, place, o):
     """Receives an item's softmax state, in the layout of its output `o`."""
     sums = ctx.rings.sums
     sums.consumer_wait(place)
-    softmax = SoftmaxState(row_numbers(sums.tile(place, 0), o[0]), row_numbers(sums.tile(place, 1), o[0]))
+    m, l = row_numbers(sums.tile(place, 0), o[0]), row_numbers(sums.tile(place, 1), o[0])
     sums.consumer_release(place)
-    return softmax
+    return SoftmaxState(m, l, ())
 
 
 @gluon.jit
@@ -207,11 +207,14 @@ def copy_queries(ctx, item, queries, tile, column: gl.constexpr, cols: gl.conste
 
 
 @gluon.jit
-def no_keys(config: gl.constexpr):
+def no_keys(ctx):
     """The softmax state before any key."""
-    layout: gl.constexpr = accumulator_layout(config.block_n)
-    quads = as_quads(gl.zeros([config.rows, config.block_n], gl.float32, layout))
-    return SoftmaxState(lane_max(quads) - float("inf"), lane_sum(quads))
+    config: gl.constexpr = ctx.config
+    scores = gl.zeros([config.rows, config.block_n], gl.float32, accumulator_layout(config.block_n))
+    if ctx.mods.score is not None:
+        return no_scores(scores, ())
+    else:
+        return no_scores(scores, limit(False, False))
 
 
 @gluon.jit

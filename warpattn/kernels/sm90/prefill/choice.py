@@ -27,7 +27,8 @@ from .eight_bit.config import eight_bit_config
 from .launch import arrange
 from .rates import BYTES_US, COMMAND, FILL_US, LAUNCH_US, RATES, RECORDED, TOGETHER, Rate
 
-PACKED = (1, 4, 8, 16, 2)  # query heads in a tile, in order of preference between equally good ones
+PACKED = (1, 4, 8, 16, 2, 7, 6, 5, 3)  # query heads in a tile, in order of preference between equally good ones
+UNFILLED = 1.05  # time of tiles whose heads do not fill their rows, over the estimate (bench/notes.md 273)
 GAIN = 0.978  # another tile or number of heads is taken only if its time is at most this share of the usual one's
 SPLIT_GAIN = 0.9  # the same for split keys
 MANY = 8  # with more tiles an SM the order of unequal ones matters little
@@ -54,7 +55,7 @@ class Tiling(NamedTuple):
     rate: Rate
     packed: int  # query heads in a tile
     rows: int  # rows of a tile
-    tokens: int  # rows of a tile / packed
+    tokens: int  # of a tile
     wide: int  # the wider head dim, as it is in memory
     columns: int  # of the output, as kernels pad it
 
@@ -65,7 +66,7 @@ class Tiling(NamedTuple):
 
     def with_heads(self, packed: int) -> Tiling:
         """The same tile with so many heads in it."""
-        return self._replace(packed=packed, tokens=self.rows // packed)
+        return self._replace(packed=packed, tokens=self.shape.consumers * (CONSUMER_ROWS // packed))
 
     @property
     def start_microseconds(self) -> float:
@@ -174,7 +175,9 @@ def best_of(
 def packable(problem: Problem) -> tuple[int, ...]:
     """Numbers of query heads that a tile may hold."""
     group = problem.heads_q // problem.heads_kv
-    return tuple(n for n in PACKED if group % n == 0 and (n == 1 or _same_for_heads(problem)))
+    narrow = problem.kv_dtype is not None
+    several = [n for n in PACKED if group % n == 0 and not (narrow and CONSUMER_ROWS % n)]
+    return tuple(several) if _same_for_heads(problem) else (1,)
 
 
 def better(best: Candidate, config: SM90Config, first: Best) -> Best:
@@ -220,7 +223,7 @@ def row_words(tiling: Tiling) -> str:
     return (
         f"weighed by the row {64 * known.consumers} x {known.keys}{alone} to {columns} columns{near}: "
         f"{rate.row:g} ns a row, {rate.key:g} a key of it, {rate.masked:g} more in masked tiles; `{COMMAND}`, "
-        + RECORDED.format("*")
+        + RECORDED.format("*-choices*")
     )
 
 
@@ -261,13 +264,14 @@ class KeyTiles:
 
     def _candidate(self, tiling: Tiling) -> Candidate:
         problem, rate, rows, keys = self.problem, tiling.rate, tiling.rows, tiling.shape.keys
+        slower = UNFILLED if CONSUMER_ROWS % tiling.packed else 1.0
         tiles = self.counted.get(TileSize(tiling.tokens, keys))
         if tiles is None:
             row_tiles, every = max(1, -(-problem.seq_q // tiling.tokens)), max(1, -(-problem.seq_k // keys)) * keys
-            times = [rows * (rate.row + every * rate.key) / 1000] * row_tiles
+            times = [slower * rows * (rate.row + every * rate.key) / 1000] * row_tiles
             return Candidate(tiling, row_tiles * every, every, times)
         total, masked = tiles
-        row, key, more = (rows * x / 1000 for x in (rate.row, keys * rate.key, keys * rate.masked))
+        row, key, more = (slower * rows * x / 1000 for x in (rate.row, keys * rate.key, keys * rate.masked))
         times = sorted((row + a * key + b * more for a, b in zip(total, masked)), reverse=True)
         return Candidate(tiling, sum(total) * keys, max(total) * keys, times)
 

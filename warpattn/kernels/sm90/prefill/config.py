@@ -156,7 +156,7 @@ class SM90Config(KeyTileSizes, EightBitSizes, ExactValues):
     store_parts: tuple[int, ...]
     registers: Registers
     take_turns: bool  # warpgroups issue to the tensor core in a fixed order; at head dim 256 it pays under a mask
-    packed: int = 1  # query heads in a tile, a power of two that divides the group: rows are (token, head)
+    packed: int = 1  # query heads in a tile, a divisor of the group: rows are (token, head)
     split: bool = False  # split-KV: several CTAs share the keys of a tile and write partial outputs in fp32
     ctas: int = 1  # CTAs an SM
     one_copy: bool = False  # warpgroups run the first one's code, see runtime/shared_code
@@ -252,8 +252,23 @@ class SM90Config(KeyTileSizes, EightBitSizes, ExactValues):
         return self.wg_tokens * self.consumers
 
     @cached_property
+    def used_rows(self) -> int:
+        """Rows of a warpgroup that hold queries: all, or the most that so many heads fill."""
+        return self.wg_tokens * self.packed
+
+    @property
+    def fills_rows(self) -> bool:
+        """Whether they are all rows. Else TMA copies boxes of fewer rows than the tiles have, see packed_rows.py."""
+        return self.used_rows == self.rows
+
+    @property
+    def box_heads(self) -> int:
+        """Heads of a row of a query tile's box as Triton knows it, whose dimensions are powers of two."""
+        return self.packed if self.fills_rows else 1
+
+    @cached_property
     def packed_bits(self) -> int:
-        """log2 of `packed`."""
+        """log2 of `packed`, a power of two."""
         return self.packed.bit_length() - 1
 
     @cached_property

@@ -12,6 +12,7 @@ from ..exact_columns import make_boxes
 from ..layouts import element_type
 from .config import LEFT_SLOTS, RECOMPUTE_BARRIERS
 from .eight_bit.rings import CONVERTING, NarrowRing, make_factors, make_scales
+from .packed_rows import clear_queries
 
 RECOMPUTE = gl.constexpr(RECOMPUTE_BARRIERS)
 LEFT = gl.constexpr(LEFT_SLOTS)
@@ -101,7 +102,7 @@ class Rings:
     """Shared memory: the Q, K and V rings, the published tiles, and the staging tiles of the output. All tiles but the
     published ones are `Columns`."""
 
-    q: StagedPipeline  # a tile per warpgroup: [stages * warpgroups, 1, 64 / packed, packed, D]
+    q: StagedPipeline  # a tile per warpgroup: [stages * warpgroups, 1, 64 / heads, heads, D], `box_heads`
     k: StagedPipeline  # [stages, 1, N, 1, D]
     v: StagedPipeline  # [stages, 1, N, 1, Dv]
     k_in: gl.base_value  # K ring as the producer fills it: `NarrowRing` for 8-bit tiles, else `k`
@@ -109,7 +110,7 @@ class Rings:
     factors: gl.shared_memory_descriptor  # [stages * warpgroups, 4 or 64] fp32, see `query_factors` of the config
     scales: gl.base_value  # `OfTokens` of 8-bit keys and values, each [stages * blocks, N] fp32; () without such
     tiles: gl.shared_memory_descriptor  # [stages * fields, 1] int32: the tile of each Q slot
-    out: Columns  # [warpgroup, 1, 64 / packed, packed, columns stored at a time]
+    out: Columns  # [warpgroup, 1, 64 / heads, heads, columns stored at a time]
     left: gl.shared_memory_descriptor  # [4, 1] int32, see nonfinite.py
     recompute: gl.shared_memory_descriptor  # barriers of recompute.py
 
@@ -138,7 +139,8 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
     """Allocates shared memory, initialises barriers. `fields`: int32 of a published tile."""
     dtype: gl.constexpr = element_type(config.element)
     wgs: gl.constexpr = config.consumers
-    q = make_columns(config.q_stages * wgs, config.rows, config.qk_parts, dtype, clipped, config.packed)
+    q = make_columns(config.q_stages * wgs, config.rows, config.qk_parts, dtype, clipped, config.box_heads)
+    clear_queries(q, config)
     k = make_columns(config.kv_stages, config.block_n, config.qk_parts, element_type(config.operand), clipped)
     if config.exact_values:
         v = make_boxes(config.v_stages, config.v_rows, config.v_columns, element_type(config.weights), clipped)
@@ -154,7 +156,7 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
     if converts:
         k_in = NarrowRing(k_ring, config, 0)
         v_in = NarrowRing(v_ring, config, 1)
-    out = make_columns(wgs, config.rows, config.store_parts, output_type(config), clipped, config.packed)
+    out = make_columns(wgs, config.rows, config.store_parts, output_type(config), clipped, config.box_heads)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     tiles = gl.allocate_shared_memory(gl.int32, [config.q_stages * fields, 1], plain)
     scales = make_scales(config)

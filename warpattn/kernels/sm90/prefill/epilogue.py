@@ -58,7 +58,10 @@ def store_numbers(ctx, numbers, tile, row):
     token = row + row_tokens(numbers.type.layout, ctx.config)
     head = row_heads(tile, numbers.type.layout, ctx.config)
     rows = ctx.work.lse_rows(ctx.tensors.lse, tile, head, token)
-    gl.store(rows, numbers, mask=token < ctx.work.lengths(tile).seq_q)
+    stored = token < ctx.work.lengths(tile).seq_q
+    if not ctx.config.fills_rows:
+        stored &= gl.arange(0, ctx.config.rows, numbers.type.layout) < ctx.config.used_rows
+    gl.store(rows, numbers, mask=stored)
 
 
 @gluon.jit

@@ -14,8 +14,13 @@ from typing import NamedTuple
 
 from .config import TileShape
 
-RECORDED = "bench/results/h200/2026-11-30-choices{}.json"  # of one H200
-RECORDS = tuple(map(RECORDED.format, ("", "-more-dims", "-short", "-half-tiles", "-wide")))
+RECORDED = "bench/results/h200/2026-1{}.json"  # of one H200
+FITTED = ("", "-more-dims", "-short", "-half-tiles", "-wide")
+HEADS = ("heads7", "heads5")  # tiles of heads that do not fill their rows, see `UNFILLED`
+RECORDS = (
+    *[RECORDED.format(f"1-30-choices{name}") for name in FITTED],
+    *[RECORDED.format(f"2-01-choices-{name}") for name in HEADS],
+)
 COMMAND = "python -m bench.choices"
 LAUNCH_US = 2.25  # of every call
 BYTES_US = 4.6e6  # bytes that memory brings or takes in a microsecond

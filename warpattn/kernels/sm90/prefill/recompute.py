@@ -26,12 +26,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ...nvidia.finite import any_nonfinite
 from ...nvidia.opaque import hide_from_compiler
 from ...nvidia.pipelines import PipelineState, StagedPipeline
-from ...pieces.softmax import SoftmaxState, as_quads, from_quads, lane_max, lane_sum, rescale, unpack
+from ...pieces.softmax import as_quads, from_quads, rescale, unpack
 from ..column_slices import place_in
 from ..columns import as_matrices
 from ..layouts import accumulator_layout, element_type, operand_layout
 from ..softmax_steps import weights_first
-from .attend import multiplied_keys, multiplied_queries, start_scores, step_softmax, visible_scores
+from .attend import multiplied_keys, multiplied_queries, start_alone, start_scores, step_softmax, visible_scores
 from .config import RECOMPUTE_BARRIERS
 from .context import output_type
 from .eight_bit.convert import convert_alone
@@ -61,7 +61,7 @@ class RecomputedBlock(NamedTuple):
 @gluon.constexpr_function
 def recomputed_bytes(config):
     """Bytes of one warpgroup's queries and output, which are loaded first."""
-    return (config.loaded_q_bytes + config.out_bytes) // config.consumers
+    return (config.loaded_q_bytes + config.out_bytes // config.rows * config.used_rows) // config.consumers
 
 
 @gluon.constexpr_function
@@ -185,7 +185,8 @@ def attend_block(ctx, left, block, phase):
     config: gl.constexpr = ctx.config
     layout: gl.constexpr = accumulator_layout(recomputed_cols(config), config.depth)
     span = ctx.work.key_tiles(ctx.mods, left.tile, config)
-    softmax = no_scores(config)
+    scored: gl.constexpr = accumulator_layout(config.block_n, config.depth)
+    softmax = start_alone(ctx, gl.zeros([config.rows, config.block_n], gl.float32, scored))
     o = gl.zeros([config.rows, recomputed_cols(config)], gl.float32, layout)
     for i in range(span.total):
         visited = VisitedKeys(span, i, span.key_tile(i))
@@ -216,14 +217,6 @@ def store_block(ctx, o, left, block: gl.constexpr):
         ctx.tensors.store_output(left.tile, row, block.stored, left.out)
         tma.store_wait(0)
         gl.barrier()
-
-
-@gluon.jit
-def no_scores(config: gl.constexpr):
-    """The softmax state of rows that have seen no key."""
-    layout: gl.constexpr = accumulator_layout(config.block_n, config.depth)
-    zero = as_quads(gl.zeros([config.rows, config.block_n], gl.float32, layout))
-    return SoftmaxState(lane_max(zero) - float("inf"), lane_sum(zero))
 
 
 @gluon.aggregate

@@ -24,10 +24,10 @@ def prefill_source(args: Mapping[str, Any], config: SM90Config, features: Featur
         return map_types([tile_box(rows, cols, False, packed) for cols in widths], dtype)
 
     given = {
-        "q_maps": maps(config.rows, config.qk_parts, config.packed, query_type(config)),
+        "q_maps": maps(config.rows, config.qk_parts, config.box_heads, query_type(config)),
         "k_maps": maps(config.block_n, config.qk_parts, 1, stored_type(config)),
         "v_maps": maps(config.v_rows, config.v_columns, 1, stored_type(config)),
-        "o_maps": maps(config.rows, config.store_parts, config.packed, output_type(config)),
+        "o_maps": maps(config.rows, config.store_parts, config.box_heads, output_type(config)),
     }
     return attention_source(prefill_kernel, args, config, features, given)
 

@@ -23,6 +23,7 @@ from ..arguments import LARGEST_EXPONENT
 from ..copies.launch import copied
 from ..prefill.config import pad_dim, value_blocks
 from ..prefill.eight_bit.transpose_launch import transposed
+from ..prefill.query_maps import clipped_query_maps
 from .config import VarlenConfig, VarlenShape
 
 Layout = Ragged | PagedKV | PagedRagged
@@ -87,9 +88,8 @@ def attention_launch(
     """The launch of attention for values from column `first_value` on."""
     config, problem = choice.config, checked.problem
     config = replace(config, tiles=config.tiles.from_value(first_value), copied=False)
-    packed, split = config.tiles.packed, config.tiles.split
-    q = clipped_maps("q", x.q, config.tiles.wg_tokens, config.tiles.qk_parts, packed)
-    o = clipped_maps("out", x.out, config.tiles.wg_tokens, config.tiles.store_parts, packed)
+    q = clipped_query_maps("q", x.q, config.tiles, config.tiles.qk_parts)
+    o = clipped_query_maps("out", x.out, config.tiles, config.tiles.store_parts)
     pages = _page_table(sequence)
     shape = VarlenShape(
         heads_q=problem.heads_q, group=problem.heads_q // problem.heads_kv, section=choice.order.section,
@@ -107,6 +107,7 @@ def attention_launch(
         "shape": shape, **modifier_args(checked),
     }  # fmt: skip
 
+    split = config.tiles.split
     has_lse = (problem.has_lse or split) and not first_value
     features = Features(*programs(checked, LARGEST_EXPONENT), problem.has_sinks and not split, has_lse, split_keys=True)
 

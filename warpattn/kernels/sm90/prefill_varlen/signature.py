@@ -32,8 +32,8 @@ def prefill_varlen_source(args: Mapping[str, Any], config: VarlenConfig, feature
         return map_types([tile_box(rows, cols, True, packed) for cols in widths], dtype)
 
     given = {
-        "q_maps": maps(tiles.rows, tiles.qk_parts, tiles.packed, query_type(tiles)),
-        "o_maps": maps(tiles.rows, tiles.store_parts, tiles.packed, output_type(tiles)),
+        "q_maps": maps(tiles.rows, tiles.qk_parts, tiles.box_heads, query_type(tiles)),
+        "o_maps": maps(tiles.rows, tiles.store_parts, tiles.box_heads, output_type(tiles)),
     }
     stored, copied = stored_type(tiles), config.page_size and not config.box
     if not copied:

@@ -15,7 +15,18 @@ there the maximum is computed at once.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ....pieces.softmax import SoftmaxState, as_quads, exponent, lane_max, lowered, quad_max, warp_any
+from ....pieces.softmax import (
+    LARGEST_IN_BYTES,
+    SoftmaxState,
+    as_quads,
+    exponent,
+    lane_max,
+    lowered,
+    quad_max,
+    row_scale,
+    warp_any,
+    weights,
+)
 from ...softmax_steps import weights_first
 
 LIFT = gl.constexpr(6.0)  # weights are at most 2^6 where their reference is made, and at least 2^-15 of a row's largest
@@ -67,24 +78,25 @@ def unpack_bytes(packed, dtype: gl.constexpr):
 def step_in_bytes(state, s, c, move_all):
     """`softmax_step` that returns packed e4m3 weights. With `move_all` none are computed with the old references."""
     quads = as_quads(s)
-    m = state.m
+    m, factor = state.m, state.guard
     alpha = gl.full_like(m, 1.0)
     l, packed = gl.zeros_like(m), pack_bytes(gl.zeros_like(quads))
     moved = move_all
     if not move_all:
-        l, most, packed = weights(quads, m, c)
+        l, most, packed = packed_weights(quads, m, factor)
         moved = warp_any(most, gl.full_like(most, LARGEST))
     if moved:
         m = gl.maximum(m, lowered(quad_max(lane_max(quads)), c, LIFT))
-        alpha = gl.exp2(state.m * c - exponent(m, c))
-        l, _, packed = weights(quads, m, c)
-    return SoftmaxState(m, state.l * alpha + l), packed, moved, alpha
+        factor = row_scale(m, c, LARGEST_IN_BYTES)
+        alpha = gl.exp2(exponent(state.m, factor) - exponent(m, factor))
+        l, _, packed = packed_weights(quads, m, factor)
+    return SoftmaxState(m, state.l * alpha + l, factor), packed, moved, alpha
 
 
 @gluon.jit
-def weights(quads, m, c):
-    """(sum, largest sum of four, packed weights) of scores with references `m`."""
-    p = gl.exp2(quads * c - exponent(m, c)[:, None, :, None])
+def packed_weights(quads, m, factor):
+    """(sum, largest sum of four, packed p) of `weights`."""
+    p = weights(quads, m, factor)
     l, most = sums(p)
     return l, most, pack_bytes(p)
 
