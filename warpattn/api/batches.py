@@ -84,7 +84,8 @@ def attention_paged(
         kv = kv.with_fields(**q_fields)
     layout = kv if seq is None else PagedRagged(kv, seq)
     call = Call(q, kv.k_pages, kv.v_pages, layout, mask, score, sinks, scale, return_lse, out)
-    if isinstance(kv.shared_pages, int) and kv.shared_pages and not torch.compiler.is_compiling():
+    recorded = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()  # launches would not be seen
+    if isinstance(kv.shared_pages, int) and kv.shared_pages and not recorded:
         from warpattn.runtime.merging.cascade import cascaded  # few calls need it
 
         result = cascaded(with_backend(call, backend))

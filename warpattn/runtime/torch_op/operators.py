@@ -25,13 +25,14 @@ from warpattn.problem import Call, validate
 from warpattn.quantized import result_dtype
 from warpattn.runtime import execute
 from warpattn.runtime.execute import Result
-from warpattn.runtime.torch_op import program
+from warpattn.runtime.torch_op import flops, program
 from warpattn.runtime.training.gradients import Along, Saved, Wanted, checked_backward, take_gradients
 from warpattn.runtime.training.recomputed import laid_like, recomputed
 
 
 def attend(call: Call) -> Result:
     """Run a call through its operator, which torch's dispatch modes see: `make_fx`, fake tensors, checkpointing."""
+    flops.tell_counters()
     return returned(call, *record(call))
 
 
@@ -157,6 +158,9 @@ def _fake_backward(
     wanted: list[bool],
 ) -> list[Tensor]:
     return [torch.empty_like(x) for x in (*saved[:3], *_chosen((sinks, *indices, *score_tensors), wanted))]
+
+
+flops.register(torch.ops.warpattn.attention, torch.ops.warpattn.attention_backward)
 
 
 @torch.library.custom_op("warpattn::refused_attention", mutates_args=())

@@ -59,6 +59,11 @@ def read(text: str, mask_tensors: tuple[Tensor, ...], score_tensors: tuple[Tenso
     return _read_plain(text) if not (mask_tensors or score_tensors) else _parse(text, mask_tensors, score_tensors)
 
 
+def layout(text: str) -> tuple[Any, ...]:
+    """Return the same of a text that `Parsed.sequence` has."""
+    return _literal(text)[3]
+
+
 def sequence_of(layout: tuple[Any, ...], k: Tensor, v: Tensor, indices: list[Tensor]) -> Sequence:
     """Rebuild the sequence of a parsed call."""
     kind, bounds, names = layout

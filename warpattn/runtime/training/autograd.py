@@ -3,8 +3,8 @@
     train ─┬▶ _Attention.forward    execute.attend, with the LSE; saves q, k, v, out, lse, sinks, captured tensors
            └▶ _Attention.backward   take_gradients: dq, dk, dv, dsinks, gradients of captured tensors
 
-Under torch's dispatch modes, such as that of selective checkpointing, the call runs as the operator
-`warpattn::attention` instead, which has the same gradients.
+Calls under torch's dispatch modes, such as that of selective checkpointing, do not come here: they run as the operator
+`warpattn::attention`, which has the same gradients (`api.otherwise`).
 """
 
 from __future__ import annotations
@@ -38,10 +38,6 @@ class _Job(NamedTuple):
 
 def train(call: Call, checked: CheckedCall) -> Result:
     """Return out, or (out, lse), with gradients; `checked` is what `execute.attend` returned for the call."""
-    if torch._C._len_torch_dispatch_stack():
-        from warpattn.runtime.torch_op import operators  # registers them, which takes milliseconds
-
-        return operators.attend(call)
     captured = () if checked.score is None else checked.score.tensors
     out, lse = _Attention.apply(call, checked, call.q, call.k, call.v, call.sinks, *captured)
     return (out, lse) if call.return_lse else out

@@ -127,3 +127,57 @@ def test_a_mode_that_only_looks_on_sees_the_reference() -> None:
     with FlopCounterMode(display=False) as counter:
         wa.attention(Q, Q[:, :, :2], Q[:, :, :2])
     assert counter.get_total_flops() == 2 * 2 * 2 * 8 * 3 * 3 * 64
+
+
+def flops(call: Callable[..., Any], *given: Any) -> int:
+    with FlopCounterMode(display=False) as counter:
+        call(*given)
+    return counter.get_total_flops()
+
+
+PAIRS = {"dense": (6, 6), "out": (18, 18), "ragged": (4 * 4 + 2 * 2, 6 * 6), "paged": (3 * 50, 6 * 32)}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_flops(name: str) -> None:
+    call, tensors = CALLS[name]
+    found = flops(make_fx(call)(*tensors), *tensors)
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        most = flops(call, *map(fake.from_tensor, tensors))
+    assert (found, most) == tuple(2 * 8 * pairs * (64 + 64) for pairs in PAIRS[name])
+
+
+def test_flops_of_promised_lengths() -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        q, cu = map(fake.from_tensor, (torch.randn(6, 2, 16), CU))
+        for ragged, most in ((wa.Ragged(cu, max_q=5), 5), (wa.Ragged(cu, cu * 1, 5, 4), 4)):
+            parts = wa.LatentQuery(q[..., :12], q[..., 12:])
+            assert flops(wa.attention_varlen, parts, q, q[..., :8], ragged) == 24 * most * (16 + 8)
+
+
+def test_flops_of_gradients() -> None:
+    def train(q: Tensor, k: Tensor, v: Tensor) -> Any:
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        return torch.autograd.grad(wa.attention(*leaves, mask=wa.Causal()).sum(), leaves)
+
+    graph = make_fx(train)(Q, NEW, NEW)
+    assert flops(graph, Q, NEW, NEW) == 3.5 * 2 * 8 * 6 * (64 + 64)
+
+
+def test_flops_of_a_call_on_a_card(card: Any) -> None:
+    """The second is a repeated one; the last counter was made before the operators."""
+    q = normal()
+    once = 4 * q.shape[1] * q.numel()
+    assert flops(lambda: [wa.attention(q, q, q) for _ in range(2)]) == 2 * once
+    counter = FlopCounterMode(display=False)
+    counter.flop_registry = {}
+    with counter:
+        wa.attention(q, q, q)
+    assert counter.get_total_flops() == once and len(card.launches) == 3
+
+
+def test_pages_that_all_share_are_recorded() -> None:
+    q, k, v = (x.half() for x in (Q, *PAGES))
+    kv = wa.PagedKV(k, v, TABLE[:1].expand(2, -1), LENGTHS, shared_pages=1)
+    graph = make_fx(lambda q: wa.attention_paged(q, kv, backend="simulate:sm90"))(q)
+    assert "warpattn.attention" in str(graph.code) and flops(graph, q) == 2 * 8 * 150 * (64 + 64)
