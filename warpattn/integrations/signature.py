@@ -33,8 +33,7 @@ from warpattn.errors import AttentionError
 from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.language.traced import MAX_INT
 
-__all__ = ["Given", "drop_in", "is_flag", "require_integers"]
-
+TORCHS_NAMES = {"q": "query", "k": "key", "v": "value"}
 Kind = tuple[int | str | None, ...]
 NUMBERS = {"number": "a number", "whole": "an int", "count": "an int from 0 on"}
 INTEGERS = {"ints": 1, "table": 2}  # ranks
@@ -68,6 +67,8 @@ def drop_in(
         raise ValueError(f"{sorted(unknown)} are no (optional) arguments of ({signature})")
 
     def decorate(serve: Callable[[Given], Any]) -> Callable[..., Any]:
+        served = serve if names is None else with_names(names)(serve)
+
         @functools.wraps(serve)
         def function(*args: Any, **kwargs: Any) -> Any:
             given = dict(zip(positional, args, strict=False))
@@ -90,16 +91,27 @@ def drop_in(
                     broken += _faults(name, values[name], kind)
             if broken:
                 raise AttentionError(*broken)
-            try:
-                return serve(Given(values))
-            except AttentionError as error:
-                if names is None:
-                    raise
-                raise AttentionError(*(_renamed(reason, names) for reason in error.reasons)) from error
+            return served(Given(values))
 
         function.__signature__ = spec  # type: ignore[attr-defined]
         function.refused = frozenset(rules)  # type: ignore[attr-defined]
         function.hints = frozenset(hints)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def with_names(names: Mapping[str, str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a decorator that renames arguments in errors of a function."""
+
+    def decorate(serve: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(serve)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return serve(*args, **kwargs)
+            except AttentionError as error:
+                raise AttentionError(*(_renamed(reason, names) for reason in error.reasons)) from error
+
         return function
 
     return decorate
@@ -168,6 +180,8 @@ def _literal(node: ast.expr | None) -> Any:
 
 def _renamed(reason: str, names: Mapping[str, str]) -> str:
     """Rename in whole words only: `k_new` is not part of `cu_seqlens_k_new`."""
+    if re.match(r".+?:\d+: ", reason):  # of users' code
+        return reason
     ours = "|".join(re.escape(name) for name in names)
     return re.sub(rf"(?<![\w.])(?:{ours})(?!(?<=\w)\w)", lambda found: names[found[0]], reason)
 

@@ -28,12 +28,10 @@ from warpattn.api import attention, attention_backward
 from warpattn.errors import AttentionError
 from warpattn.integrations.flash_attn import descaled, packed
 from warpattn.integrations.flash_attn.modifiers import Tail, scored, two_limits, visible
-from warpattn.integrations.signature import Given, drop_in, require_integers
+from warpattn.integrations.signature import TORCHS_NAMES, Given, drop_in, require_integers
 from warpattn.masks import Causal, Mask, Materialized
 from warpattn.quantized import result_dtype, split
 from warpattn.sequences import Ragged
-
-__all__ = ["put_in_place"]
 
 TOP_LEFT = Causal(top_left=True)
 DROPOUT = {"dropout_p": "there is no dropout: pass 0.0, as for inference"}
@@ -47,10 +45,7 @@ RAGGED = (
     "*, scale=None, window_size_left=None, window_size_right=None, seqused_k=None, alibi_slopes=None, "
     "block_table=None, num_splits=None"
 )
-NAMES = {
-    "q": "query",
-    "k": "key",
-    "v": "value",
+NAMES = TORCHS_NAMES | {
     "dout": "grad_out",
     "lse": "logsumexp",
     "kv.k_pages": "key",

@@ -29,18 +29,17 @@ from warpattn.api import attention, attention_varlen
 from warpattn.errors import AttentionError, many
 from warpattn.inputs import is_tensor, kind_of, number, of_type
 from warpattn.integrations import torch_multi_head
-from warpattn.integrations.signature import is_flag
+from warpattn.integrations.signature import TORCHS_NAMES, is_flag, with_names
 from warpattn.integrations.vmapped import is_mapping, over_leading
 from warpattn.masks import Causal, Mask, Materialized
 from warpattn.sequences import Ragged
 from warpattn.torch_modes import autocast
 
-__all__ = ["register", "scaled_dot_product_attention", "swapped"]
-
 NAME = "warpattn"
 TOP_LEFT = Causal(top_left=True)
 
 
+@with_names(TORCHS_NAMES)
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,

@@ -94,6 +94,7 @@ def test_a_row_that_sees_nothing_is_zero():
         ((torch.randn(E), torch.randn(E), torch.randn(E)), {}, "- query is a tensor of shape"),
         (("q", "k", "v"), {}, "- query is a str"),
         (qkv(), {"scale": "x"}, "^scale is 'x'"),
+        ((*qkv()[:2], qkv()[2][:, :, 1:]), {}, "^value has .*; value must have as many keys as key, "),
     ],
 )  # fmt: skip
 def test_what_is_refused_is_named(args, options, message):

@@ -21,7 +21,7 @@ import torch
 
 from warpattn.integrations.flex.call import attend
 from warpattn.integrations.flex.modifiers import MaskMod, ScoreMod, mask_of, score_of
-from warpattn.integrations.signature import Given, drop_in
+from warpattn.integrations.signature import TORCHS_NAMES, Given, drop_in
 
 __all__ = ["MaskMod", "ScoreMod", "flex_attention", "mask_of", "score_of"]
 
@@ -30,6 +30,7 @@ __all__ = ["MaskMod", "ScoreMod", "flex_attention", "mask_of", "score_of"]
     "query, key, value, score_mod=None, block_mask=None, scale=None, enable_gqa=False, return_lse=False, "
     "kernel_options=None, *, return_aux=None",
     hints={"kernel_options"},
+    names=TORCHS_NAMES,
 )
 def flex_attention(given: Given) -> Any:
     """torch.nn.attention.flex_attention.flex_attention, with its arguments.

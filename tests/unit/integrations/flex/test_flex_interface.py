@@ -100,3 +100,11 @@ def test_the_largest_scores(dtype, monkeypatch):
     assert (aux.max_scores[:, :, :6] == -torch.inf).all()
     _, aux = flex_attention(q[:0], k[:0], v[:0], enable_gqa=True, return_aux=flex.AuxRequest(max_scores=True))
     assert aux.lse is None and aux.max_scores.shape == (0, 4, 150)
+
+
+def test_errors_have_the_names_of_arguments_and_those_of_users_code_stay():
+    q, k = torch.randn(B, H, S, D), torch.randn(B, 2, S, D + 1)
+    with pytest.raises(wa.AttentionError, match=r"(?s)value has 7 keys.*query has 3 heads and key has 2.*of query, 16"):
+        flex_attention(q, k, k[:, :, 1:], enable_gqa=True)
+    with pytest.raises(wa.AttentionError, match=r"ValueError: .* 'k'"):
+        flex_attention(q, q, q, score_mod=lambda *_: int("k"))
