@@ -287,7 +287,6 @@ def decode_run(plan=None, **options):
 
 BAD = {
     "kv_layout is 'DHN'": lambda: decode_plan(kv_layout="DHN"),
-    "pos_encoding_mode is 'ROPE_LLAMA'": lambda: decode_plan(pos_encoding_mode="ROPE_LLAMA"),
     "window_right is 1": lambda: decode_plan(window_right=1),
     "custom_mask has 3 elements": lambda: ragged_plan(custom_mask=torch.ones(3).bool()),
     "packed_custom_mask has 3 elements": lambda: ragged_plan(packed_custom_mask=torch.ones(3).byte()),

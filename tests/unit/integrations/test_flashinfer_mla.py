@@ -177,9 +177,6 @@ def eight_bit(**scales):
 
 E4M3 = torch.float8_e4m3fn
 BAD = {
-    "sm_scale is None; latent attention needs it": lambda: planned(Latents(), sm_scale=None),
-    "kv_len_arr is None; it must be a tensor of int32 or int64 of rank 1": lambda: planned_with(kv_len_arr=None),
-    "kv_indices is torch.float32 of rank 1": lambda: planned_with(kv_indices=torch.ones(12)),
     "metadata is 3; it must be a MLAPlanMetadata from this module": lambda: planned_with(None, metadata=3),
     "without qo_indptr, which it replaces": lambda: planned_with(metadata=flashinfer.MLAPlanMetadata()),
     "block_tables lists 2 requests; seq_lens has 4": lambda: planned_with(
@@ -189,43 +186,27 @@ BAD = {
         kv_len_arr=torch.tensor([9, 5, 4, 21])
     ),
     "kv_len_arr[2] is -1; request 2 has 1 page": lambda: planned_with(kv_len_arr=torch.tensor([9, 1, -1, 21])),
-    "kv_indptr begins with 1; it must begin with 0": lambda: planned_with(
-        kv_indptr=torch.tensor([1, 4, 5, 6, 11]), kv_len_arr=torch.tensor([9, 1, 4, 20])
-    ),
-    "kv_indptr lists 13 pages; kv_indices has 11": lambda: planned_with(kv_indptr=torch.tensor([0, 3, 4, 5, 13])),
     "run is called before plan": lambda: flashinfer.BatchMLAPagedAttentionWrapper(WORKSPACE).run(**parts()),
     "q_pe has shape (4, 4, 15); it must be a tensor of rank 3 with 16": lambda: run(**parts(q_pe=torch.ones(4, 4, 15))),
-    "num_heads of the plan is 3; queries of the call have 4": lambda: run(plan={"num_heads": 3}, **parts()),
-    "the cache has 2 pages of 3 rows; the plan was made for pages of 4 rows": lambda: run(
-        query=torch.ones(4, HEADS, 48), kv_cache=torch.ones(2, 3, 48)
-    ),
-    "q_nope is None": lambda: run(),
+    "output_dtype is 'low'; it must be a dtype of torch": lambda: run(plan={"output_dtype": "low"}, **parts()),
     "query is given beside q_nope or q_pe": lambda: run(**parts(query=torch.ones(4, HEADS, 48))),
     "kv_cache is a torch.float32 tensor": lambda: run(query=torch.ones(4, HEADS, 48), kv_cache=torch.ones(3, 4, 47)),
-    "the queries have 3 tokens; plan was called for 4 requests of 1": lambda: run(
-        query=torch.ones(3, HEADS, 48), kv_cache=torch.ones(20, PAGE, 48)
-    ),
     "ckv_scale_arr is 2.0; it must be a tensor (": lambda: eight_bit(ckv_scale_arr=2.0),
     "ckv_scale_arr is a torch.float32 tensor": lambda: eight_bit(ckv_scale_arr=torch.ones(3)),
     "ckv_scale is 'a'; it must be a number": lambda: eight_bit(ckv_scale="a"),
     "causal is 'yes'; it must be True or False": lambda: planned(Latents(), causal="yes"),
     "qo_indptr has shape ()": lambda: flashinfer.BatchMLAPagedAttentionWrapper(WORKSPACE, True, torch.ones(()).int()),
-    "ckv_scale is 0.5; it belongs to a ckv_cache of 8 bits": lambda: run(**parts(ckv_scale=0.5)),
     "ckv_cache has dtype torch.float8_e4m3fn and kpe_cache torch.float8_e4m3fn": lambda: run(
         query=torch.ones(4, HEADS, 48), kv_cache=torch.ones(20, PAGE, 48).to(E4M3)
     ),
     "kpe_scale is 2.0; rotary parts have 16 bits": lambda: run(**parts(kpe_scale=2.0)),
-    "return_lse_base_on_e is False; plan was called with lse_mode 'basee'": lambda: run(
-        plan={"lse_mode": "basee"}, **parts(return_lse=True)
-    ),
-    "output_dtype is torch.float16": lambda: run(plan={"output_dtype": torch.float16}, **parts()),
 }
 
 
 def planned_with(lists=(), **changed):
     names = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
     given = {} if lists is None else dict(zip(names, Latents().lists, strict=True))
-    flashinfer.BatchMLAPagedAttentionWrapper(WORKSPACE).plan(**SIZES, **(given | changed))
+    flashinfer.BatchMLAPagedAttentionWrapper(WORKSPACE).plan(**(SIZES | given | changed))
 
 
 @pytest.mark.parametrize("sentence", BAD)
@@ -234,6 +215,30 @@ def test_what_is_refused_is_one_sentence(sentence):
         BAD[sentence]()
     (reason,) = found.value.reasons
     assert sentence in reason
+
+
+PAIR = {"query": torch.ones(3, HEADS, 48), "kv_cache": torch.ones(2, 3, 48), "ckv_scale": 0.5}
+LISTED = {
+    "kv_indices is torch.float32 of rank 1.*kv_len_arr is None; it must be a.*sm_scale is None; latent": lambda: (
+        planned_with(kv_len_arr=None, kv_indices=torch.ones(12), sm_scale=None)
+    ),
+    "kv_len_arr.*kv_indptr begins with 1; it must begin with 0.*kv_indptr lists 13 pages; kv_indices has 11": lambda: (
+        planned_with(kv_indptr=torch.tensor([1, 3, 4, 5, 13]))
+    ),
+    "q_nope is.*q_pe is.*ckv_cache is.*kpe_cache is.*return_lse_base_on_e is False; .* lse_mode 'basee'": lambda: (
+        run(plan={"lse_mode": "basee"}, return_lse=True)
+    ),
+    "ckv_scale is 0.5; it belongs.*cache has 2 pages of 3 rows; .*pages of 4.*num_heads of the plan is 3; .* have "
+    "4.*queries have 3 tokens; .* for 4 requests of 1.*output_dtype is torch.float16": lambda: (
+        run(plan={"num_heads": 3, "output_dtype": torch.half}, **PAIR)
+    ),
+}
+
+
+@pytest.mark.parametrize("listed", LISTED)
+def test_every_broken_rule_is_listed(listed):
+    with pytest.raises(AttentionError, match=f"(?s){listed}"):
+        LISTED[listed]()
 
 
 def test_graphs_decode_up_to_16_new_tokens_of_a_request():

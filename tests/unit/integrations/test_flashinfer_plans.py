@@ -59,8 +59,37 @@ def test_errors_of_a_plan_name_its_arguments(kind, name):
     wrapper, given, _ = kind(batch_of(kind))
     at = [*inspect.signature(type(wrapper).plan).parameters].index(name) - 1
     wrong = [x + 1 for x in given[at]] if isinstance(given[at], list) else given[at] + 1
-    with pytest.raises(AttentionError, match=f"^{name} (lists|begins)"):
+    with pytest.raises(AttentionError, match=f"^(.*\n  - )?{name} (lists|begins)"):
         plan(wrapper, (*given[:at], wrong, *given[at + 1 :]))
+
+
+Q, K = torch.randn(3, HEADS, DIM), torch.randn(5, HEADS_KV, DIM)
+NARROW = torch.zeros(40, 2, PAGE + 1, HEADS_KV, DIM).to(torch.float8_e4m3fn)
+
+
+def changed(kind, *call, **options):
+    wrapper, given, usual = kind(batch_of(kind))
+    wrapper.plan(*given)
+    return wrapper.run(*(call or usual), **options)
+
+
+LISTED = {
+    "logits_soft_cap pos_encoding_mode q_scale kv_layout": lambda: flashinfer.single_decode_with_kv_cache(
+        Q[0], K, K, "DHN", "ALIBI", q_scale="a", logits_soft_cap=float("nan")
+    ),
+    "k_scale v_scale o_dtype": lambda: flashinfer.single_prefill_with_kv_cache(
+        Q, *NARROW[:2, 0], k_scale=-1, v_scale="c", o_dtype="half"
+    ),
+    "k_scale paged_kv_cache": lambda: changed(decode, Q, NARROW, k_scale=-1),
+    "lse lse": lambda: changed(ragged, lse=Q[..., 0].half(), return_lse=True),
+}
+
+
+@pytest.mark.parametrize("names", LISTED)
+def test_every_broken_rule_is_listed(names):
+    with pytest.raises(AttentionError) as found:
+        LISTED[names]()
+    assert [reason.split()[0] for reason in found.value.reasons] == names.split()
 
 
 @pytest.mark.parametrize("kind", [decode, paged, ragged, latents, levels])
@@ -172,7 +201,7 @@ def test_options_of_forward_that_are_refused_change_nothing():
     wrapper, given, call = decode(batch_of(decode))
     wrapper.plan(*given)
     expected = wrapper.run(*call, window_left=3)
-    with pytest.raises(AttentionError, match="SoftCap"):
+    with pytest.raises(AttentionError, match="logits_soft_cap"):
         wrapper.forward(*call, logits_soft_cap=float("inf"), sm_scale=3.0)
     assert torch.equal(wrapper.run(*call, window_left=3), expected)
 

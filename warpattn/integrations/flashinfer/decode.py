@@ -16,11 +16,11 @@ from warpattn.integrations.flashinfer.layer import (
     BLOCK_SCALES,
     NAMES_OF_PAGES,
     Layer,
+    all_of,
     check_output,
-    dtype_of,
+    factor_of,
     finished,
     of_layout,
-    scaled,
     with_scale,
 )
 from warpattn.integrations.flashinfer.older import Wrapper, check_planned, layer_of, older_call
@@ -140,13 +140,16 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
 def planned_layer(own: Any, given: Given, k: Any, v: Any) -> Layer:
     """Return the planned layer with a call's changes for `k` and `v`; the window of a call replaces the plan's."""
     check_planned(own, "run")
-    check_output("o_data_type", dtype_of(own.planned.o_data_type), given.q)
-    _check_planned(own.planned, given.q, k)
+    factor, *_ = all_of(
+        lambda: factor_of(given, k, v),
+        lambda: check_output("o_data_type", own.planned.o_data_type, given.q),
+        lambda: _check_planned(own.planned, given.q, k),
+    )
     window = getattr(given, "window_left", None) if "window_left" in vars(given) else None
     layer = own.layer
     if window is not None:
         layer = layer_of(Given(vars(own.planned) | {"window_left": window}), given.q.shape[-1])
-    return scaled(layer, given, k, v)
+    return layer._replace(scale=layer.scale * factor)
 
 
 def _check_planned(planned: Given, q: Tensor, k: Any) -> None:

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from warpattn.errors import AttentionError
+from warpattn.errors import AttentionError, Rules
 from warpattn.inputs import is_tensor, kind_of, number
-from warpattn.integrations.signature import Given
+from warpattn.integrations.signature import Given, with_names
 from warpattn.masks import Causal, Full, Mask, SlidingWindow
 from warpattn.quantized import EIGHT_BIT, Quantized, result_dtype
 from warpattn.scores import Score, SoftCap
 from warpattn.serving.filled import fill, require_own
-
-__all__ = [
-    "BLOCK_SCALES",
-    "NAMES",
-    "NAMES_OF_PAGES",
-    "Layer",
-    "dtype_of",
-    "eight_bit_scale",
-    "finished",
-    "heads_last",
-    "in_base_2",
-    "in_base_e",
-    "of_layout",
-    "scaled",
-    "with_scales",
-]
 
 LAYOUTS = ("NHD", "HND")
 LOG2_E = math.log2(math.e)
@@ -47,6 +33,21 @@ NAMES_OF_PAGES = NAMES | {
 }
 
 
+def all_of(*steps: Callable[[], Any]) -> list[Any]:
+    """Return the results of independent steps, or raise all of their errors as one."""
+    rules = Rules()
+    results = [_attempted(rules, step) for step in steps]
+    rules.done()
+    return results
+
+
+def _attempted(rules: Rules, step: Callable[[], Any]) -> Any:
+    try:
+        return step()
+    except AttentionError as error:
+        rules.broken += [reason for reason in error.reasons if reason not in rules.broken]
+
+
 class Layer(NamedTuple):
     """Mask, score and scale of a call."""
 
@@ -57,13 +58,11 @@ class Layer(NamedTuple):
     @staticmethod
     def of(given: Given, dim: int, causal: bool) -> Layer:
         """Make a layer from the arguments that all functions have. A window counts the keys before a query's own."""
-        if not isinstance(given.pos_encoding_mode, str) or given.pos_encoding_mode != "NONE":
-            raise AttentionError(f"pos_encoding_mode is {kind_of(given.pos_encoding_mode)}; {ROTATED}")
-        window, cap = given.window_left, given.logits_soft_cap
+        score, _ = all_of(lambda: _score(given.logits_soft_cap), lambda: _check_positions(given.pos_encoding_mode))
+        window = given.window_left
         mask: Mask = Causal() if causal else Full()
         if window is not None and window >= 0:
             mask = SlidingWindow(window + 1, right=0 if causal else None)
-        score = None if cap is None or cap <= 0 else SoftCap(cap)  # which refuses NaN
         scale = None if given.sm_scale is None else number(given.sm_scale)
         return Layer(mask, score, max(dim, 1) ** -0.5 if scale is None else scale)
 
@@ -72,9 +71,19 @@ class Layer(NamedTuple):
         return {"mask": self.mask, "score": self.score, "scale": self.scale, "return_lse": True}
 
 
-def scaled(layer: Layer, given: Given, k: Any, v: Any) -> Layer:
-    """Multiply a call's factors for 16-bit q and `k` into the layer's scale; `finished` applies that for 16-bit `v`."""
-    scale, narrow = layer.scale, [getattr(x, "dtype", None) in EIGHT_BIT for x in (given.q, k, v)]
+@with_names({"cap": "logits_soft_cap"})
+def _score(cap: float | None) -> Score | None:
+    return None if cap is None or cap <= 0 else SoftCap(cap)  # which refuses NaN
+
+
+def _check_positions(mode: object) -> None:
+    if not isinstance(mode, str) or mode != "NONE":
+        raise AttentionError(f"pos_encoding_mode is {kind_of(mode)}; {ROTATED}")
+
+
+def factor_of(given: Given, k: Any, v: Any) -> float:
+    """Return the product of a call's factors for 16-bit q and `k`; `finished` applies that for 16-bit `v`."""
+    rules, product, narrow = Rules(), 1.0, [getattr(x, "dtype", None) in EIGHT_BIT for x in (given.q, k, v)]
     for name in [name for name, eight_bit in zip(SCALES, narrow, strict=True) if not eight_bit]:
         factor = vars(given).get(name)
         alone = factor.reshape(()) if is_tensor(factor) and factor.numel() == 1 else None
@@ -83,9 +92,10 @@ def scaled(layer: Layer, given: Given, k: Any, v: Any) -> Layer:
         value = number(factor if alone is None else alone)
         if factor is not None and value is None:
             rule = "it must be a number: scales of heads belong to keys and values of 8 bits"
-            raise AttentionError(f"{name} is {kind_of(factor)}; {rule}")
-        scale *= 1.0 if value is None or name == "v_scale" else value
-    return layer._replace(scale=scale)
+            rules.add(f"{name} is {kind_of(factor)}", rule)
+        product *= 1.0 if value is None or name == "v_scale" else value
+    rules.done()
+    return product
 
 
 def eight_bit_scale(name: str, given: Given, x: Any) -> Tensor | None:
@@ -114,13 +124,17 @@ def with_scale(name: str, given: Given, x: Any) -> Any:
     return x if scale is None else Quantized(x, scale)
 
 
-def with_scales(given: Given, k: Any, v: Any) -> tuple[Any, Any]:
-    """Return keys and values, 8-bit ones with the call's scales."""
-    return with_scale("k_scale", given, k), with_scale("v_scale", given, v)
+def with_scales(given: Given, q: Any, k: Any, v: Any) -> list[Any]:
+    """Return queries, keys and values, 8-bit ones with the call's scales."""
+    named = zip(SCALES, (q, k, v), strict=True)
+    return all_of(*(partial(with_scale, name, given, x) for name, x in named))
 
 
-def check_output(name: str, dtype: torch.dtype | None, q: Tensor) -> None:
-    """Check that outputs have the dtype that the argument `name` asks for."""
+def check_output(name: str, asked: object, q: Tensor) -> None:
+    """Check that outputs have the dtype, or the dtype of the name, that the argument `name` asks for."""
+    dtype = getattr(torch, asked, asked) if isinstance(asked, str) else asked
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise AttentionError(f"{name} is {kind_of(asked)}; it must be a dtype of torch, or its name")
     if dtype not in (None, result_dtype(q.dtype)):
         rule = "outputs have the dtype of q, and bf16 of queries of 8 bits"
         raise AttentionError(f"{name} is {dtype} and q has dtype {q.dtype}; {rule}")
@@ -136,14 +150,6 @@ def of_layout(layout: object) -> str:
 def heads_last(x: Tensor, layout: str) -> Tensor:
     """Return keys or values as a view (…, rows, heads, dim)."""
     return x if layout == "NHD" else x.transpose(-2, -3)
-
-
-def dtype_of(dtype: object) -> torch.dtype | None:
-    """Return a dtype given as such or by name."""
-    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if found is not None and not isinstance(found, torch.dtype):
-        raise AttentionError(f"{kind_of(dtype)} is no dtype of torch")
-    return found
 
 
 def in_base_2(lse: Tensor) -> Tensor:
@@ -176,14 +182,14 @@ def finished(given: Given, out: Tensor, lse: Tensor, v: Any = None) -> Tensor | 
     found = lse if base == "ln" else in_base_2(lse)
     found = found if layout == "HN" else found.transpose(0, 1).contiguous()
     target = asked.get("lse")
-    if target is not None and target.shape != found.shape:
-        raise AttentionError(f"lse has shape {tuple(target.shape)}; it must be {tuple(found.shape)}")
     if target is None:
         return out, found
-    if target.dtype != found.dtype:
-        raise AttentionError(f"lse has dtype {target.dtype}; it must be {found.dtype}")
-    if found.requires_grad:
-        raise AttentionError("lse is given; there is no gradient through it; leave it out or use torch.no_grad()")
+    rules, shape = Rules(), tuple(found.shape)
+    rules.require(target.shape == shape, f"lse has shape {tuple(target.shape)}", f"it must be {shape}")
+    rules.require(target.dtype == found.dtype, f"lse has dtype {target.dtype}", f"it must be {found.dtype}")
+    rule = "there is no gradient through it; leave it out or use torch.no_grad()"
+    rules.require(not found.requires_grad, "lse is given", rule)
+    rules.done()
     if not torch.compiler.is_compiling():
         require_own({"lse": target}, _read(asked) | {"out": out})
     return out, fill(target, found)

@@ -19,8 +19,6 @@ from warpattn.language.expr import load
 from warpattn.language.traced import Lengths
 from warpattn.masks import Mask
 
-__all__ = ["FlatMask", "flat_mask", "packbits", "packed_mask", "segment_packbits"]
-
 Value = Any  # a symbol, a number or a tensor
 
 

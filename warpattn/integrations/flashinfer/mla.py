@@ -10,17 +10,18 @@ call copies the whole cache to join them. 8-bit latents with a 16-bit kpe_cache 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from warpattn.api import attention_paged
-from warpattn.errors import AttentionError, many
+from warpattn.errors import AttentionError, Rules, many
 from warpattn.inputs import is_tensor, kind_of, number
 from warpattn.integrations.flash_attn import packed
 from warpattn.integrations.flash_attn.latent import joined, queries
-from warpattn.integrations.flashinfer.layer import Layer, check_output, dtype_of, eight_bit_scale, finished
+from warpattn.integrations.flashinfer.layer import Layer, all_of, check_output, eight_bit_scale, finished
 from warpattn.integrations.flashinfer.older import Wrapper, check_planned
 from warpattn.integrations.flashinfer.tables import PageLists, Tables, kept_offsets
 from warpattn.integrations.signature import Given, drop_in, require_integers
@@ -28,8 +29,6 @@ from warpattn.masks import Causal, Full
 from warpattn.quantized import EIGHT_BIT
 from warpattn.sequences import PagedKV, Ragged
 from warpattn.sequences.latent import LatentPages
-
-__all__ = ["BatchMLAPagedAttentionWrapper", "MLAPlanMetadata"]
 
 REFUSED_BY_RUN = {
     "profiler_buffer": "kernels write no profile",
@@ -47,6 +46,7 @@ NAMES_OF_RUN = {
     "kv.lengths": "seq_lens",
 }
 FEW = 16  # new tokens of a request that kernels decode
+LISTS = ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr")
 NEEDED = ("head_dim_ckv", "head_dim_kpe", "page_size", "sm_scale")
 
 
@@ -82,9 +82,15 @@ class MLAPlanMetadata:
         """Give pages as both; the table is used."""
         return cls(qo_indptr, kv_indptr, kv_indices, kv_len_arr, **table)
 
-    def tensor(self, name: str, rank: int = 1) -> Tensor:
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that are used: offsets of queries, then lists or a table. Raises AttentionError."""
+        names = LISTS if self.block_tables is None else ("cum_seq_lens_q", "block_tables", "seq_lens")
+        found = all_of(*(partial(self.tensor, name) for name in names))
+        return dict(zip(names, found, strict=True))
+
+    def tensor(self, name: str) -> Tensor:
         """Return the tensor `name`; raises AttentionError if it does not fit."""
-        x = getattr(self, name)
+        x, rank = getattr(self, name), 1 + (name == "block_tables")
         if not is_tensor(x) or x.ndim != rank or x.dtype not in (torch.int32, torch.int64):
             found = f"{x.dtype} of rank {x.ndim}" if is_tensor(x) else kind_of(x)
             raise AttentionError(f"{name} is {found}; it must be a tensor of int32 or int64 of rank {rank}")
@@ -128,25 +134,11 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
     def plan(given: Any) -> None:
         """Set the queries and pages of each request. Reads lists back from a card, as FlashInfer does; a table and its
         lengths are used in place, and may change between replays of a graph."""
-        own, requests = given.self, _requests(given)
+        own = given.self
         own.layer = None  # nothing is planned until all of it is
-        absent = [name for name in NEEDED if getattr(given, name) is None]
-        if absent:
-            raise AttentionError(*(f"{name} is None; latent attention needs it" for name in absent))
-        in_table = requests.block_tables is not None
-        offsets = requests.tensor("cum_seq_lens_q" if in_table else "qo_indptr")
-        own.cu_q, longest = kept_offsets(own, "qo_indptr", offsets)
-        own.tokens = longest if bool((offsets.cpu().diff() == longest).all()) else None
-        if own.is_cuda_graph_enabled and own.max_q is not None and longest > own.max_q:
-            rule = f"graphs of this wrapper were planned for at most {own.max_q}"
-            raise AttentionError(f"a request has {many(longest, 'new token')}; {rule}")
-        if own.is_cuda_graph_enabled:
-            longest = FEW if longest <= FEW else None
-        own.max_q = longest
-        if in_table:
-            own.tables.hold(requests.tensor("block_tables", 2), requests.tensor("seq_lens"), int(given.page_size))
-        else:
-            own.tables.plan(_page_lists(requests, int(given.page_size)), own.device)
+        found, _ = all_of(lambda: _requests(given).tensors(), lambda: _check_needed(given))
+        offsets, page_size = next(iter(found.values())), int(given.page_size)
+        all_of(lambda: _plan_queries(own, offsets), lambda: _plan_pages(own, found, page_size))
         own.layer, own.planned = Layer(Causal() if given.causal else Full(), None, number(given.sm_scale) or 0.0), given
 
     @drop_in(
@@ -162,28 +154,22 @@ class BatchMLAPagedAttentionWrapper(Wrapper):
         `kv_cache`; out (tokens, H, 512), with return_lse also lse (tokens, H), of base 2 or e."""
         own, plan = given.self, given.self.planned
         check_planned(own, "run")
-        base = "basee" if given.return_lse_base_on_e else "base2"
-        fine = isinstance(plan.lse_mode, str) and plan.lse_mode in ("none", base)
-        if given.return_lse and not fine:
-            rule = f"plan was called with lse_mode {kind_of(plan.lse_mode)}"
-            raise AttentionError(f"return_lse_base_on_e is {given.return_lse_base_on_e}; {rule}")
         widths = (plan.head_dim_ckv, plan.head_dim_kpe)
-        q, rope = _parts(given, Parts("query", "q_nope", "q_pe", widths))
-        if plan.num_heads is not None and q.shape[1] != number(plan.num_heads):
-            rule = f"queries of the call have {q.shape[1]}"
-            raise AttentionError(f"num_heads of the plan is {number(plan.num_heads)}; {rule}")
-        check_output("output_dtype", dtype_of(plan.output_dtype), q)
-        kv = _pages(given, *_parts(given, Parts("kv_cache", "ckv_cache", "kpe_cache", widths)))
+        (q, rope), cache, base = all_of(
+            lambda: _parts(given, Parts("query", "q_nope", "q_pe", widths)),
+            lambda: _parts(given, Parts("kv_cache", "ckv_cache", "kpe_cache", widths)),
+            lambda: _base_of_lse(given),
+        )
+        kv, *_ = all_of(
+            lambda: _pages(given, *cache),
+            lambda: _check_queries(given, q),
+            lambda: check_output("output_dtype", plan.output_dtype, q),
+        )
         tail = own.layer.tail() | {"sinks": given.sinks}
-        found = Given(vars(given) | {"lse_base": "ln" if base == "basee" else "log2"})
+        found = Given(vars(given) | {"lse_base": base})
         if own.tokens is None:
             out, lse = attention_paged(queries(q, rope), kv, Ragged(own.cu_q, max_q=own.max_q), out=given.out, **tail)
             return finished(found, out, lse)
-        if len(q) != own.tokens * len(kv.lengths):
-            rule = f"plan was called for {many(len(kv.lengths), 'request')} of {own.tokens}"
-            raise AttentionError(f"the queries have {many(len(q), 'token')}; {rule}")
-        if given.out is not None and len(given.out) != len(q):
-            raise AttentionError(f"out has {many(len(given.out), 'row')}; it must have those of the queries, {len(q)}")
         shape = len(kv.lengths), own.tokens
         target = None if given.out is None else given.out.unflatten(0, shape)
         out, lse = attention_paged(queries(*(x.unflatten(0, shape) for x in (q, rope))), kv, out=target, **tail)
@@ -202,21 +188,70 @@ def _requests(given: Given) -> MLAPlanMetadata:
     return given.metadata
 
 
-def _page_lists(requests: MLAPlanMetadata, page_size: int) -> PageLists:
+def _check_needed(given: Given) -> None:
+    absent = [f"{name} is None; latent attention needs it" for name in NEEDED if getattr(given, name) is None]
+    if absent:
+        raise AttentionError(*absent)
+
+
+def _plan_queries(own: Any, offsets: Tensor) -> None:
+    own.cu_q, longest = kept_offsets(own, "qo_indptr", offsets)
+    own.tokens = longest if bool((offsets.cpu().diff() == longest).all()) else None
+    if own.is_cuda_graph_enabled and own.max_q is not None and longest > own.max_q:
+        rule = f"graphs of this wrapper were planned for at most {own.max_q}"
+        raise AttentionError(f"a request has {many(longest, 'new token')}; {rule}")
+    if own.is_cuda_graph_enabled:
+        longest = FEW if longest <= FEW else None
+    own.max_q = longest
+
+
+def _plan_pages(own: Any, found: dict[str, Tensor], page_size: int) -> None:
+    if "block_tables" in found:
+        own.tables.hold(found["block_tables"], found["seq_lens"], page_size)
+    else:
+        own.tables.plan(_page_lists(found, page_size), own.device)
+
+
+def _base_of_lse(given: Given) -> str:
+    planned, e = given.self.planned.lse_mode, given.return_lse_base_on_e
+    fine = isinstance(planned, str) and planned in ("none", "basee" if e else "base2")
+    if given.return_lse and not fine:
+        raise AttentionError(f"return_lse_base_on_e is {e}; plan was called with lse_mode {kind_of(planned)}")
+    return "ln" if e else "log2"
+
+
+def _check_queries(given: Given, q: Tensor) -> None:
+    own, rules, rows = given.self, Rules(), len(q)
+    heads, planned = q.shape[1], number(own.planned.num_heads)
+    fine = own.planned.num_heads is None or heads == planned
+    rules.require(fine, f"num_heads of the plan is {planned}", f"queries of the call have {heads}")
+    if own.tokens is not None:
+        requests = len(own.tables.lengths)
+        rule = f"plan was called for {many(requests, 'request')} of {own.tokens}"
+        rules.require(rows == own.tokens * requests, f"the queries have {many(rows, 'token')}", rule)
+        if given.out is not None:
+            what = f"out has {many(len(given.out), 'row')}"
+            rules.require(len(given.out) == rows, what, f"it must have those of the queries, {rows}")
+    rules.done()
+
+
+def _page_lists(found: dict[str, Tensor], page_size: int) -> PageLists:
     """Return the lists of the pages that the lengths need, with the rows of last pages. kv_indptr may list more."""
-    named = (requests.tensor(name) for name in ("kv_indptr", "kv_indices", "kv_len_arr"))
-    indptr, indices, lengths = (x.to("cpu", torch.int64) for x in named)
+    indptr, indices, lengths = (found[name].to("cpu", torch.int64) for name in LISTS[1:])
     counts = indptr.diff()
     if len(lengths) != len(counts):
         raise AttentionError(f"kv_indptr lists {many(len(counts), 'request')}; kv_len_arr has {len(lengths)}")
     needed = (lengths + page_size - 1) // max(page_size, 1)
-    for b in ((lengths < 0) | (needed > counts)).nonzero().flatten().tolist():
+    rules = Rules()
+    for b in ((lengths < 0) | (needed > counts)).nonzero().flatten().tolist()[:1]:
         rule = f"request {b} has {many(int(counts[b]), 'page')} of {many(page_size, 'row')} in kv_indptr"
-        raise AttentionError(f"kv_len_arr[{b}] is {int(lengths[b])}; {rule}")
-    if len(indptr) and int(indptr[0]) != 0:
-        raise AttentionError(f"kv_indptr begins with {int(indptr[0])}; it must begin with 0")
-    if len(indptr) and int(indptr[-1]) > len(indices):
-        raise AttentionError(f"kv_indptr lists {many(int(indptr[-1]), 'page')}; kv_indices has {len(indices)}")
+        rules.add(f"kv_len_arr[{b}] is {int(lengths[b])}", rule)
+    if len(indptr):
+        first, last = int(indptr[0]), int(indptr[-1])
+        rules.require(first == 0, f"kv_indptr begins with {first}", "it must begin with 0")
+        listed = f"kv_indptr lists {many(last, 'page')}"
+        rules.require(last <= len(indices), listed, f"kv_indices has {len(indices)}")
+    rules.done()
     at = packed.places("kv_indptr", needed, len(indices))
     begins = torch.cat((indptr[:1], needed.cumsum(0)))
     return PageLists(begins, indices[indptr[at.sequence] + at.position], lengths - (needed - 1) * page_size, page_size)
@@ -247,10 +282,12 @@ def _parts(given: Given, parts: Parts) -> list[Tensor]:
         widths = " and ".join(map(str, parts.widths))
         rule = f"it must be a tensor of {sum(parts.widths)} columns, or a pair of {widths}"
         raise AttentionError(f"{parts.whole} is {kind_of(found)}; {rule}")
+    rules = Rules()
     for name, x, width in zip(names, found, parts.widths, strict=True):
-        if not is_tensor(x) or x.ndim != 3 or x.shape[-1] != width:
-            shape = f"has shape {tuple(x.shape)}" if is_tensor(x) else f"is {kind_of(x)}"
-            raise AttentionError(f"{name} {shape}; it must be a tensor of rank 3 with {width} columns")
+        shape = f"has shape {tuple(x.shape)}" if is_tensor(x) else f"is {kind_of(x)}"
+        fine = is_tensor(x) and x.ndim == 3 and x.shape[-1] == width
+        rules.require(fine, f"{name} {shape}", f"it must be a tensor of rank 3 with {width} columns")
+    rules.done()
     latent, rotary = found
     if latent.shape[:-1] != rotary.shape[:-1] or latent.device != rotary.device:
         what = f"{names[0]} has shape {tuple(latent.shape)} on {latent.device}, {names[1]} {tuple(rotary.shape)}"
@@ -261,17 +298,23 @@ def _parts(given: Given, parts: Parts) -> list[Tensor]:
 def _pages(given: Given, latents: Tensor, rotary: Tensor) -> PagedKV:
     """Return the cache: keys whose first columns are the values, or 8-bit latents with rotary parts."""
     tables = given.self.tables
-    tables.check("the cache", latents)
-    latents, rotary = latents.unsqueeze(2), rotary.unsqueeze(2)
+    pages, _ = all_of(
+        lambda: _joined(given, latents.unsqueeze(2), rotary.unsqueeze(2)), lambda: tables.check("the cache", latents)
+    )
+    return pages
+
+
+def _joined(given: Given, latents: Tensor, rotary: Tensor) -> PagedKV:
+    tables, rules = given.self.tables, Rules()
     if latents.dtype in EIGHT_BIT and rotary.dtype not in EIGHT_BIT:
         return LatentPages(latents, rotary, tables.table, tables.lengths, scale=_scale(given, latents))
     for name, x in {"ckv_scale": given.ckv_scale, "ckv_scale_arr": given.ckv_scale_arr}.items():
-        if x is not None:
-            rule = "it belongs to a ckv_cache of 8 bits beside a kpe_cache of 16"
-            raise AttentionError(f"{name} is {kind_of(x)}; {rule}")
-    if latents.dtype != rotary.dtype or latents.dtype in EIGHT_BIT:
-        rule = "they must have one dtype of 16 bits or more, or 8 bits and 16"
-        raise AttentionError(f"ckv_cache has dtype {latents.dtype} and kpe_cache {rotary.dtype}; {rule}")
+        rule = "it belongs to a ckv_cache of 8 bits beside a kpe_cache of 16"
+        rules.require(x is None, f"{name} is {kind_of(x)}", rule)
+    what = f"ckv_cache has dtype {latents.dtype} and kpe_cache {rotary.dtype}"
+    fine = latents.dtype == rotary.dtype and latents.dtype not in EIGHT_BIT
+    rules.require(fine, what, "they must have one dtype of 16 bits or more, or 8 bits and 16")
+    rules.done()
     keys = joined(latents, rotary)
     return PagedKV(keys, keys[..., : latents.shape[-1]], tables.table, tables.lengths)
 

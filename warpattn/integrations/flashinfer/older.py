@@ -17,8 +17,6 @@ from warpattn.inputs import kind_of
 from warpattn.integrations.flashinfer.layer import Layer
 from warpattn.integrations.signature import Given, drop_in
 
-__all__ = ["Wrapper", "check_planned", "layer_of", "older_call"]
-
 OPTIONS = ("causal", "pos_encoding_mode", "window_left", "logits_soft_cap", "sm_scale")
 OF_RUN = ("q", "paged_kv_cache", "k", "v", "q_scale", "k_scale", "v_scale")
 HINTS = ("rope_scale", "rope_theta", "use_fp16_qk_reduction")

@@ -19,8 +19,6 @@ from warpattn.quantized import EIGHT_BIT
 from warpattn.serving.filled import fill
 from warpattn.serving.slots import append_slots
 
-__all__ = ["append_paged_kv_cache", "append_paged_mla_kv_cache", "get_batch_indices_positions", "get_seq_lens"]
-
 LISTS = "kv_indices: ints, kv_indptr: ints, kv_last_page_len: ints"
 UNUSED = {"kv_last_page_len"}  # a position says in which of its request's pages it is
 

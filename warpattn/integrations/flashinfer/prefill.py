@@ -225,7 +225,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         """q (tokens, Hq, D), k and v (keys, Hkv, D); out (tokens, Hq, Dv), with return_lse also lse (tokens, Hq)."""
         own = given.self
         tail = own._tail(given, given.k, given.v)
-        q, (k, v) = with_scale("q_scale", given, given.q), with_scales(given, given.k, given.v)
+        q, k, v = with_scales(given, given.q, given.k, given.v)
         out, lse = attention_varlen(q, k, v, own.seq, out=given.out, **tail)
         return finished(given, out, lse, given.v)
 

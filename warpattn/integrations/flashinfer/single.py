@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from warpattn.api import attention
 from warpattn.errors import AttentionError
@@ -13,25 +14,18 @@ from warpattn.inputs import kind_of
 from warpattn.integrations.flashinfer.layer import (
     BLOCK_SCALES,
     Layer,
+    all_of,
     check_output,
-    dtype_of,
+    factor_of,
     finished,
     heads_last,
     of_layout,
-    scaled,
-    with_scale,
     with_scales,
 )
 from warpattn.integrations.flashinfer.masks import packed_mask
 from warpattn.integrations.signature import Given, drop_in
 from warpattn.masks import Materialized
 from warpattn.quantized import EIGHT_BIT
-
-__all__ = [
-    "single_decode_with_kv_cache",
-    "single_prefill_with_kv_cache",
-    "single_prefill_with_kv_cache_return_lse",
-]
 
 FACTORS = {"scale_q": "q", "scale_k": "k", "scale_v": "v"}  # of tensors of 8 bits
 
@@ -45,11 +39,9 @@ FACTORS = {"scale_q": "q", "scale_k": "k", "scale_v": "v"}  # of tensors of 8 bi
 )
 def single_decode_with_kv_cache(given: Given) -> Any:
     """q (Hq, D), k and v (keys, Hkv, D), or (Hkv, keys, D) as "HND"; out (Hq, D), with return_lse also lse (Hq,)."""
-    layer = scaled(Layer.of(given, given.q.shape[-1], causal=True), given, given.k, given.v)
-    k, v = (heads_last(x, of_layout(given.kv_layout))[None] for x in (given.k, given.v))
-    q = with_scale("q_scale", given, given.q[None, None])
-    out, lse = attention(q, *with_scales(given, k, v), **layer.tail())
-    result = finished(given, out[0], lse[0], v)
+    layer, tensors = all_of(lambda: _layer(given, causal=True), lambda: _scaled(given, given.q[None]))
+    out, lse = attention(*tensors, **layer.tail())
+    result = finished(given, out[0], lse[0], given.v)
     return (result[0][0], result[1][0]) if isinstance(result, tuple) else result[0]
 
 
@@ -66,13 +58,27 @@ def single_prefill_with_kv_cache(given: Given) -> Any:
     `custom_mask` (queries, keys), True where a key is visible, or its bits replace `causal`; queries sit at the last
     keys."""
     q, given = given.q, _with_mask(_named(given))
-    check_output("o_dtype", dtype_of(given.o_dtype), q)
-    layer = scaled(Layer.of(given, q.shape[-1], given.causal and given.custom_mask is None), given, given.k, given.v)
+    layer, tensors, _ = all_of(
+        lambda: _layer(given, given.causal and given.custom_mask is None),
+        lambda: _scaled(given, q),
+        lambda: check_output("o_dtype", given.o_dtype, q),
+    )
     if given.custom_mask is not None:
         layer = layer._replace(mask=layer.mask & Materialized(given.custom_mask.bool()[None]))
-    k, v = (heads_last(x, of_layout(given.kv_layout))[None] for x in (given.k, given.v))
-    out, lse = attention(with_scale("q_scale", given, q[None]), *with_scales(given, k, v), **layer.tail())
-    return finished(given, out[0], lse[0], v)
+    out, lse = attention(*tensors, **layer.tail())
+    return finished(given, out[0], lse[0], given.v)
+
+
+def _layer(given: Given, causal: bool) -> Layer:
+    dim, k, v = given.q.shape[-1], given.k, given.v
+    layer, factor = all_of(lambda: Layer.of(given, dim, causal), lambda: factor_of(given, k, v))
+    return layer._replace(scale=layer.scale * factor)
+
+
+def _scaled(given: Given, q: Tensor) -> list[Any]:
+    """Return q (queries, Hq, D) and the call's k and v as a batch of one request, with their scales."""
+    layout = of_layout(given.kv_layout)
+    return with_scales(given, q[None], *(heads_last(x, layout)[None] for x in (given.k, given.v)))
 
 
 def _with_mask(given: Given) -> Given:

@@ -13,8 +13,6 @@ from warpattn.inputs import is_tensor
 from warpattn.integrations.flashinfer.layer import in_base_2, in_base_e
 from warpattn.serving.filled import fill, require_own
 
-__all__ = ["merge_state", "merge_state_in_place", "merge_states"]
-
 MOST = 16  # states that `warpattn.merge_states` takes
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

@@ -15,13 +15,11 @@ from torch import Tensor
 
 from warpattn.errors import AttentionError, Rules, many
 from warpattn.inputs import is_tensor, kind_of
-from warpattn.integrations.flashinfer.layer import eight_bit_scale, heads_last
+from warpattn.integrations.flashinfer.layer import all_of, eight_bit_scale, heads_last
 from warpattn.integrations.signature import Given
 from warpattn.language.traced import MAX_INT
 from warpattn.sequences import PagedKV
 from warpattn.serving.filled import fill
-
-__all__ = ["PageLists", "Tables", "kept_offsets", "key_and_value"]
 
 Cache = Tensor | tuple[Tensor, Tensor]
 
@@ -92,8 +90,11 @@ class Tables:
         if self.table is None or self.lengths is None:
             raise AttentionError("run is called before plan; plan says which pages belong to each request")
         k, v = key_and_value(cache, layout)
-        self.check("paged_kv_cache", k)
-        k_scale, v_scale = eight_bit_scale("k_scale", given, k), eight_bit_scale("v_scale", given, v)
+        k_scale, v_scale, _ = all_of(
+            lambda: eight_bit_scale("k_scale", given, k),
+            lambda: eight_bit_scale("v_scale", given, v),
+            lambda: self.check("paged_kv_cache", k),
+        )
         return PagedKV(k, v, self.table, self.lengths, k_scale=k_scale, v_scale=v_scale)
 
 
