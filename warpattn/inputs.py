@@ -42,7 +42,7 @@ def tensor_fault(value: object) -> Fault | None:
     if value.layout != torch.strided:
         return Fault(f"has layout {value.layout}", "must be a dense (strided) tensor")
     if value.device.type == "meta":
-        return Fault("is on the device meta", "must have values")
+        return Fault("is on the device meta (for shapes use torch's FakeTensorMode)", "must have values")
     if torch.jit.is_tracing():  # it would keep what this call does for the values and the shape of this example
         return Fault("is recorded by torch.jit.trace", "must be read as it is: use torch.export or torch.compile")
     if _is_behind(value, functorch.is_batchedtensor):

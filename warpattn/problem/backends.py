@@ -172,7 +172,7 @@ def choose_backend(rules: Rules, name: str, x: object, called: str = "q") -> str
         listed = ", ".join(f'"{x}"' for x in BACKENDS)
         rules.add(f"backend is {kind_of(name)}", f"backend must be one of {listed}")
         return None
-    if name == "reference" or device is None:
+    if name == "reference" or device is None or device.type == "meta":
         return "reference"
     if name.startswith("simulate:"):
         if device.type != "cpu":

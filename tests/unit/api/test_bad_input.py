@@ -117,7 +117,7 @@ DENSE: list[tuple[str, Change, tuple[str, ...]]] = [
     ("q float8", set_(q=tensor(B, SQ, HQ, D, dtype=torch.float8_e4m3fn)), ("k has dtype", "float8_e4m3fn")),
     ("k fp16", set_(k=tensor(B, SK, HKV, D, dtype=torch.float16)), ("k has dtype torch.float16", "torch.float32")),
     ("v bf16", set_(v=tensor(B, SK, HKV, DV, dtype=torch.bfloat16)), ("v has dtype torch.bfloat16", "dtype of q")),
-    ("q elsewhere", set_(q=tensor(B, SQ, HQ, D, device="meta")), ("q is on meta", 'backend="reference"')),
+    ("q elsewhere", set_(q=tensor(B, SQ, HQ, D, device="meta")), ("q is on the device meta", "device of q, meta")),
     ("k elsewhere", set_(k=tensor(B, SK, HKV, D, device="meta")), ("k is on meta", "device of q, cpu")),
     ("v elsewhere", set_(v=tensor(B, SK, HKV, DV, device="meta")), ("v is on meta", "device of q, cpu")),
     ("batch 0", set_(q=tensor(0, SQ, HQ, D)), ("k has batch 2", "batch of q, 0")),

@@ -58,7 +58,7 @@ NO_TENSORS = {
     "list": (lambda x: x.tolist(), "is a list"),
     "sparse": (lambda x: x.to_sparse(), "has layout torch.sparse_coo"),
     "jagged": (nested, "is a nested tensor"),
-    "meta": (lambda x: x.to("meta"), "is on the device meta"),
+    "meta": (lambda x: x.to("meta"), "is on the device meta .for shapes use torch's FakeTensorMode"),
     "subclass": (lambda x: x.as_subclass(Wrapped), "is a Wrapped"),
     "dispatching": (lambda x: torch.Tensor._make_subclass(Dispatched, x), "is a Dispatched"),
     "negative": (imaginary, "has its negative bit set"),

@@ -174,7 +174,7 @@ def test_tensors_of_a_step_have_values(name):
              "kv.block_table": kv.block_table, "kv.k_pages": kv.k_pages}  # fmt: skip
     given[name] = given[name].to("meta")
     fields = {key.removeprefix("kv."): x for key, x in given.items() if key.startswith("kv.")}
-    with pytest.raises(wa.AttentionError, match=rf"^{name} is on the device meta; {name} must have values"):
+    with pytest.raises(wa.AttentionError, match=rf"^{name} is on the device meta .*; {name} must have values"):
         plan(given["q"], kv.with_fields(**fields), wa.Ragged(given["seq.cu_q"]), sinks=given["sinks"])
 
 
