@@ -21,8 +21,6 @@ from warpattn.masks import Lengths
 
 FEW, DRAWS = 64, 8
 
-__all__ = ["GradientsOf", "check_gradients", "gradients", "weights"]
-
 
 @dataclass(eq=False)
 class GradientsOf:

@@ -168,7 +168,5 @@ def _keep(found: record.Record, path: Path | None) -> None:
     record.save(found, path)
 
 
-__all__ = ["main"]
-
 if __name__ == "__main__":
     sys.exit(status(main))

@@ -337,7 +337,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     return subprocess.run([*run, "-m", "bench.distributed", *argv]).returncode
 
 
-__all__ = ["main"]
-
 if __name__ == "__main__":
     sys.exit(status(main))

@@ -221,4 +221,3 @@ def _queries(problem: Problem, first: int, m: int, n: int) -> Piece:
     return Piece(whole * group, (met - whole) * group)
 
 
-__all__ = ["Prediction", "predict"]

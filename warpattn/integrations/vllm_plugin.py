@@ -12,8 +12,6 @@ import warnings
 import vllm
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-__all__ = ["register"]
-
 NAME = "WARPATTN"
 PATH = "warpattn.integrations.vllm.WarpattnBackend"
 LATENT = {"WARPATTN_MLA": "warpattn.integrations.vllm.latent.WarpattnMLABackend"}

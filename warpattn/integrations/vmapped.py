@@ -8,8 +8,6 @@ from typing import Any
 from torch import Tensor
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
 
-__all__ = ["is_mapping", "over_leading"]
-
 
 def is_mapping() -> bool:
     """Whether the innermost transform of torch.func is a vmap."""

@@ -30,8 +30,6 @@ from warpattn.serving.append import append_paged
 from warpattn.serving.new_tokens import rotated
 from warpattn.serving.slots import append_slots
 
-__all__ = ["cached"]
-
 WHOLE = "the keys of 1 page"  # what rules say of a cache that is one page for each sequence
 
 

@@ -24,20 +24,6 @@ from warpattn.integrations.signature import Given
 from warpattn.quantized import EIGHT_BIT, Quantized, check_scale_values
 from warpattn.sequences.latent_query import LatentQuery
 
-__all__ = [
-    "Factors",
-    "QueryRows",
-    "Rows",
-    "beside",
-    "changed",
-    "forward_only",
-    "of_batch",
-    "of_pages",
-    "of_queries",
-    "of_rows",
-    "read",
-]
-
 Rows = Tensor | Quantized  # queries, keys or values, 8-bit ones with a scale per head or token
 QueryRows = Rows | LatentQuery
 Spread = Callable[[Tensor, Tensor], Tensor]  # factors (batch, heads), values (..., heads, dim) -> (..., heads)

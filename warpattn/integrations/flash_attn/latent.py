@@ -22,8 +22,6 @@ from warpattn.sequences.latent import LATENT, ROTARY
 from warpattn.sequences.latent_query import LatentQuery
 from warpattn.torch_modes import without_autocast
 
-__all__ = ["absorbed", "joined", "queries"]
-
 
 def absorbed(given: Given, k_name: str = "k", v_name: str = "v") -> Given:
     """Replace `qv` by longer queries and keys. The default scale is that of the joined head dim."""

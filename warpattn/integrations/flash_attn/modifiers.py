@@ -26,8 +26,6 @@ from warpattn.language.traced import MAX_INT, Lengths
 from warpattn.masks import Causal, Chunked, CustomMask, Mask, SlidingWindow, Span
 from warpattn.scores import ALiBi, Score, SoftCap, chained
 
-__all__ = ["Tail", "Window", "backend_for", "scored", "two_limits", "two_offsets", "visible"]
-
 Value = Any  # a symbol, a number or a tensor
 NO_LIMIT = MAX_INT - 1  # a side of a window that no sequence reaches
 

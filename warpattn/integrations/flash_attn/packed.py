@@ -28,8 +28,6 @@ from warpattn.sequences.latent_query import parted
 from warpattn.side_by_side import unbound
 from warpattn.torch_modes import without_autocast
 
-__all__ = ["Keys", "Places", "Queries", "attend", "bound", "divided", "parts", "places", "within"]
-
 
 class Queries(NamedTuple):
     """q (total, heads, head_dim) by `cu`, or (batch, seq, heads, head_dim) without it."""

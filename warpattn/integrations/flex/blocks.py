@@ -22,8 +22,6 @@ from warpattn.language.traced import Lengths
 from warpattn.masks import Mask, Span
 from warpattn.scores import broadcast_index
 
-__all__ = ["LARGEST_BLOCK", "BlockSparse"]
-
 LARGEST_BLOCK = 1 << 30  # a block size that FlexAttention uses for "everything is one block"
 PARTIAL, FULL = 1, 2
 Value = Any  # a symbol, a number or a tensor

@@ -19,8 +19,6 @@ from warpattn.language import expr
 from warpattn.language.expr import Expr
 from warpattn.language.nodes import postorder
 
-__all__ = ["BINARY", "COMPARISONS", "UNARY", "NoMethod", "NoTranslation", "function"]
-
 BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 UNARY = ("neg", "abs", "invert")

@@ -12,8 +12,6 @@ from warpattn.masks import Full, Mask
 from warpattn.reference import Job, Place, finite_part, key_tiles
 from warpattn.scores import Score, chained
 
-__all__ = ["max_scores"]
-
 
 @torch.no_grad()
 def max_scores(q: Tensor, k: Tensor, mask: Mask | None, score: Score | None, scale: float | None) -> Tensor:

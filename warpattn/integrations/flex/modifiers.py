@@ -19,8 +19,6 @@ from warpattn.language.traced import Lengths
 from warpattn.masks import Mask
 from warpattn.scores import Score
 
-__all__ = ["MaskMod", "ScoreMod", "mask_of", "score_of"]
-
 Value = Any  # a symbol, a number or a tensor
 
 

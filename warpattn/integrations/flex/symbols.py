@@ -41,8 +41,6 @@ from warpattn.language.nodes import const
 from warpattn.language.ranges import whole_number
 from warpattn.language.user_code import line_of, named, raised_at
 
-__all__ = ["Symbol", "run"]
-
 _RULE = (
     "what is translated: arithmetic, comparisons, & | ~, torch functions of single numbers (where, minimum, clamp, "
     "abs, exp, tanh, ...) and reads of tensors at one index per dimension"

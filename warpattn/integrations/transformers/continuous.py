@@ -19,8 +19,6 @@ from transformers.generation.continuous_batching import ContinuousBatchingManage
 from warpattn.errors import AttentionError
 from warpattn.inputs import of_type
 
-__all__ = ["admit", "read_cache"]
-
 CHOICE = "switch_to_cb_friendly_attn"
 THEIR_NAMES = {"cu_seq_lens_k": "cu_seq_lens_k", "max_length_q": "max_seqlen_q", "max_length_k": "max_seqlen_k"}
 _names: set[str] = set()

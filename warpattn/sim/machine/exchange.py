@@ -119,4 +119,3 @@ def _carried(role: Any, op: Op, whole: Sequence[Whole], result: Any, run: Any) -
     return parts if len(op.outs) > 1 else parts[0]
 
 
-__all__ = ["exchange", "update_once"]

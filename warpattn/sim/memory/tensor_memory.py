@@ -287,4 +287,3 @@ def _range(digits: Digits, start: int, length: int, name: str) -> tuple[int, Dig
     raise SimulationError(f"columns {start}..{start + length} of {name} are no tile of its layout")
 
 
-__all__ = ["COLUMNS", "LANES", "TensorBuffer", "TensorView", "columns_of"]

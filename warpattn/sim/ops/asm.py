@@ -381,4 +381,3 @@ def _vote_any_greater(role: Any, match: re.Match[str], x: np.ndarray, bound: np.
     yield
 
 
-__all__ = ["elementwise", "whole"]

@@ -183,4 +183,3 @@ def _preceding_launch(op: Op) -> Callable[..., Any]:
     return run
 
 
-__all__ = ["arrive", "meet"]

@@ -395,4 +395,3 @@ def _tt_dot(op: Op) -> Callable[..., Any]:
     return run
 
 
-__all__ = ["multiplier"]

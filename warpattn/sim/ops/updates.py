@@ -265,4 +265,3 @@ def update_of(op: Op) -> Update:
     return update
 
 
-__all__ = ["Update", "update_of"]

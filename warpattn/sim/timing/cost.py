@@ -353,4 +353,3 @@ def _bytes(kind: Type) -> int:
     return math.prod(kind.shape or (1,)) * kind.itemsize
 
 
-__all__ = ["BANKS", "CHIPS", "FREE", "PRODUCTS", "Chip", "Price", "asynchronous", "chip_of", "price_of", "prices"]

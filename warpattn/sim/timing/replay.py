@@ -310,4 +310,3 @@ def replay(chip: Chip, logs: Iterable[Log]) -> Timing:
     return _Replay(chip, logs).run()
 
 
-__all__ = ["Span", "Timing", "replay"]
