@@ -15,7 +15,7 @@ from . import ops as _ops  # noqa: F401  fills the table
 from .errors import SimulationError
 from .ir.branches import check_branches
 from .ir.module import Block, Module, Op, walk
-from .ir.warps import mark_accesses
+from .ir.warps import READING, mark_accesses, needs_reason
 from .machine.clusters import clustered
 from .machine.exchange import exchange, update_once
 from .machine.registry import ACTING, BLOCKING, END, LOOKING, PLAIN, TABLE
@@ -126,12 +126,19 @@ def built(op: Op) -> Callable[..., Any]:
     run, meetings = TABLE[op.name][1](op), op.meetings
     if meetings is None or op.owners is not None:
         return run
+    anyway = not needs_reason(op)
 
     def met(*values: Any) -> Any:
         meetings.count += 1
+        meetings.anyway += anyway
         return run(*values)
 
-    return met
+    def read(role: Any, *values: Any) -> Any:
+        if role.apart.seen:
+            role.apart.check(values, role.place(), meetings.anyway)
+        return met(role, *values)
+
+    return read if op.name in READING else met
 
 
 def _lookup(op: Op, name: str, scope: Scope) -> int:

@@ -54,6 +54,7 @@ class Meetings:
     """How often the warps of a role may have met in a barrier, which Triton puts into many operations."""
 
     count: int = 0
+    anyway: int = 0  # without those that `needs_reason` names
 
 
 @dataclass(eq=False)

@@ -17,6 +17,12 @@ _WITHOUT_BARRIER = (
     "arith.", "math.", "scf.", "cf.", "tt.splat", "tt.make_range", "tt.expand_dims", "tt.broadcast", "tt.addptr",
     "tt.bitcast", "tt.fp_to_fp", "tt.get_", "tt.clampf", "tt.int_to_ptr", "tt.return",
 )  # fmt: skip
+_NAMED = re.compile(r"(?<![\w.])bar(?:rier)?\.(?!warp)")
+_WITHOUT_OWN = ("ttg.memdesc_", "ttng.fence_async_shared", "tt.elementwise_inline_asm", "ttg.local_load")
+READING = {  # what any warp stored to shared memory; Triton puts a barrier before that only if it knows of a store
+    "ttng.warp_group_dot", "ttng.warp_group_dot_parts", "ttng.tc_gen5_mma", "ttng.async_tma_copy_local_to_global",
+    "ttng.async_tma_reduce",
+}  # fmt: skip
 
 Bases = tuple[tuple[int, ...], ...]  # the element that each bit of the warp's number selects
 
@@ -66,6 +72,13 @@ def _without_barrier(op: Op, layouts: Mapping[str, str]) -> bool:
         before, after = (warps_of(kind, layouts) for kind in (op.inputs[0], op.outputs[0]))
         return before is not None and before == after
     return op.name in _ACCESSES or op.name.startswith(_WITHOUT_BARRIER)
+
+
+def needs_reason(op: Op) -> bool:
+    """Whether Triton puts a barrier into an operation only for a store to its shared memory that Triton knows."""
+    if op.name == "ttg.inline_asm":
+        return _NAMED.search(op.strings[0]) is None
+    return op.name in READING or op.name.startswith(_WITHOUT_OWN)
 
 
 def _warps(layout: str, layouts: Mapping[str, str]) -> Bases | None:

@@ -17,7 +17,7 @@ from ..memory.clocks import Clock, Lanes, Pool
 from ..memory.findings import Finding, Findings, Place
 from ..memory.global_memory import GlobalMemory, Toucher
 from ..memory.shared import Access, MemDesc
-from ..memory.warps import WarpAccesses
+from ..memory.warps import AssemblyStores, WarpAccesses
 from ..options import Order, RunOptions
 from .agents import Agent, Queue
 from .clusters import Cluster
@@ -139,6 +139,7 @@ class Role:
         self.events: deque[tuple[int, Op]] = deque(maxlen=LAST)
         self.last_run = 0
         self.warps = WarpAccesses()
+        self.apart = AssemblyStores()
         self.products: list[Agent] = []  # matrix products that were not waited for
         self._last_product: Agent | None = None
         self._product_lane = -1
@@ -172,6 +173,13 @@ class Role:
 
     def access(self, view: MemDesc, writes: bool) -> Access:
         return Access(view, self.lane, self.clock.epoch(self.lane), writes, False, self.place(), self.program.cta)
+
+    def store_apart(self, view: MemDesc) -> Access:
+        """Describe a store by assembly, of which each warp does its own part; other warps need a barrier."""
+        access = self.access(view, True)._replace(hidden=True)
+        if self.num_warps > 1 and self.op is not None and self.op.meetings is not None:
+            self.apart.add(access, self.op.meetings.anyway)
+        return access
 
     def advance(self) -> None:
         """Begin a new epoch: earlier releases do not cover what this role does from now on."""

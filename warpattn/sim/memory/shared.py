@@ -26,7 +26,7 @@ POISON = 0xFF  # a NaN in every float format, -1 as an integer
 
 
 class Access(NamedTuple):
-    """One access of a view: by which lane, in which epoch, how."""
+    """One access of a view: by which lane, in which epoch, how; `hidden`: by assembly, unknown to the compiler."""
 
     view: MemDesc
     lane: int
@@ -35,6 +35,7 @@ class Access(NamedTuple):
     asynchronous: bool
     place: Place
     cta: int = 0
+    hidden: bool = False
 
 
 class Missing(NamedTuple):
@@ -165,12 +166,17 @@ class SharedBuffer:
             f"{new.place} reaches {self.named(new)} through the asynchronous proxy after {old.place} wrote it with "
             "ordinary stores; there is no fence_async_shared between the two"
         )
-        if new.place.role == old.place.role:
+        role = new.place.role
+        if role == old.place.role and (not old.hidden or self.stored_by(role)):
             self.findings.note(
                 self._conflict("MissingFence", f"{text} (Triton 3.9 inserts one within a role)", new, old)
             )
         else:
             self.findings.add(self._conflict("MissingFence", text, new, old))
+
+    def stored_by(self, role: str) -> bool:
+        """Whether the compiler knows of a store of this role here: it puts a barrier and a fence before a read."""
+        return any(old.writes and not old.hidden and old.place.role == role for old in self.records)
 
     def _conflict(self, kind: Kind, text: str, new: Access, old: Access) -> Finding:
         box = (max(new.view.low, old.view.low), min(new.view.high, old.view.high))

@@ -315,7 +315,7 @@ def _replace_nonfinite(role: Any, match: re.Match[str], tile: MemDesc, threads: 
     finite, magnitude = np.isfinite(decode(bits, tile.elem)), int(match[1]) & 0x7FFF
     fault = tile.buffer.fault
     replaced = np.where(finite, bits, (bits.astype(np.uint16) & 0x8000) | magnitude).astype(bits.dtype)
-    tile.buffer.write(role.access(tile, True), role.clock, replaced, missing)
+    tile.buffer.write(role.store_apart(tile), role.clock, replaced, missing)
     tile.buffer.fault = fault
     return None
     yield
@@ -329,7 +329,7 @@ def _write_word(role: Any, view: MemDesc, value: int) -> None:
     if missing is not None:
         missing = missing.at(missing.where.copy())
         _first_word(missing.where, bits)[...] = False
-    view.buffer.write(access, role.clock, bits, missing)
+    view.buffer.write(access._replace(hidden=True), role.clock, bits, missing)
     view.buffer.fault = fault
 
 

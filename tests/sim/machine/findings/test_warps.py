@@ -1,15 +1,19 @@
-"""Warps of one role that meet in global memory need a barrier, which Triton does not insert."""
+"""Warps of one role that meet in global memory or in assembly's stores need a barrier, which Triton does not insert."""
 
 import linecache
+import re
 
 import numpy as np
 import pytest
 
 pytest.importorskip("triton")
 
+from triton.experimental.gluon import language as gl
+
 from tests.sim.builds import build, poison
+from tests.sim.machine.kernels.gluon import STORE_WORDS, own_words_kernel
 from tests.sim.machine.kernels.pointer import between_warps_kernel
-from warpattn.sim import Report, compile_for, simulate
+from warpattn.sim import Report, TensorDescriptor, compile_for, simulate, whole
 
 N = 1024
 ARCHS = ["sm90", "sm100", "gfx942", "gfx950"]
@@ -48,3 +52,26 @@ def test_the_compiler_inserts_no_barrier():
     made = [compile_for("sm90", between_warps_kernel, types, {"N": N, "MODE": mode}, 8, machine_code=True)
             for mode in ("flip", "flip, barrier")]  # fmt: skip
     assert [kernel.asm["ptx"].count("bar.sync") for kernel in made] == [0, 1]
+
+
+@whole(re.escape(STORE_WORDS.value) + "$")
+def store_words(role, match, tile, words):
+    tile.buffer.write(role.store_apart(tile), role.clock, words.astype(np.uint32))
+    return None
+    yield
+
+
+@pytest.mark.parametrize(
+    ("fence", "barrier", "rows", "kinds"),
+    [(1, 1, 32, []), (1, 0, 32, ["Race"]), (0, 1, 32, ["MissingFence"]), (0, 0, 64, [])],
+)
+def test_stores_by_assembly(fence, barrier, rows, kinds):
+    args = {"out": TensorDescriptor(np.full((rows, 4), -1, np.int32), (rows, 4))}
+    types = {"out": f"tensordesc<i32[{rows}, 4],{gl.NVMMASharedLayout(0, 32, 2)!r}>"}
+    types |= {"FENCE": "constexpr", "BARRIER": "constexpr"}
+    kernel = compile_for("sm90", own_words_kernel, types, {"FENCE": fence, "BARRIER": barrier}, machine_code=True)
+    report = simulate(kernel, (1,), args, schedules="all")
+    assert [found.kind for found in report.findings] == kinds, report
+    before = kernel.asm["ptx"].partition("cp.async.bulk.tensor")[0]
+    found = [before.count(text) for text in ("fence.proxy.async", "bar.sync")]
+    assert found == ([fence, barrier] if rows == 32 else [1, 1])

@@ -285,3 +285,22 @@ def only_element_kernel(x, out):
     word = gl.load(x + gl.arange(0, 1, layout)).reshape([])
     gl.store(out, ((word >> 32) & 0xFFFFFFFF).to(gl.int32))
     gl.store(out + 1, (word & 0xFFFFFFFF).to(gl.int32))
+
+
+STORE_WORDS = gl.constexpr("{ .reg .b32 at; mad.lo.u32 at, $1, 4, $0; st.shared.b32 [at], $1; }")
+
+
+@gluon.jit
+def own_words_kernel(out, FENCE: gl.constexpr, BARRIER: gl.constexpr):
+    """A tile to which each thread stores a word by assembly, out by TMA; Triton only knows of stores to rows behind."""
+    rows: gl.constexpr = out.block_type.shape[0]
+    tile = gl.allocate_shared_memory(gl.int32, [rows, 4], out.layout)
+    if rows > 32:
+        tile.slice(32, 32).store(gl.zeros([32, 4], gl.int32, gl.BlockedLayout([1, 4], [32, 1], [4, 1], [1, 0])))
+    gl.inline_asm(STORE_WORDS, "r,r", [tile.slice(0, 32), gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))])
+    if FENCE:
+        fence_async_shared()
+    if BARRIER:
+        gl.barrier()
+    tma.async_store(out, [0, 0], tile)
+    tma.store_wait(0)
