@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from warpattn.errors import AttentionError
-from warpattn.problem import Call, validate
+from warpattn.problem import Call, CheckedCall, validate
 from warpattn.quantized import result_dtype
 from warpattn.runtime import execute
 from warpattn.runtime.execute import Result
@@ -144,6 +144,17 @@ def _attention_backward(
         found = take_gradients(backward, again.sequence, rows, Along(*along), asked)
     others = [found.sinks if dsinks else None, *found.captured]
     return laid_like((*saved[:3], *more), [found.q, found.k, found.v, *(x for x in others if x is not None)])
+
+
+def differentiate(call: Call, checked: CheckedCall, saved: Saved, along: Along) -> list[Tensor]:
+    """Run the backward of a call by kernels, from the results of a forward, through its operator."""
+    flops.tell_counters()
+    captured = list(checked.mask.tensors), list(checked.score.tensors if checked.score else ())
+    indices, text = list(call.sequence.indices().values()), program.write(call, checked, True)
+    pair = [along.dout, torch.zeros_like(saved.lse) if along.dlse is None else along.dlse]
+    rows = [saved.q, saved.k, saved.v, saved.out, saved.lse]
+    wanted = [False] * (1 + len(indices) + len(captured[1]))
+    return _attention_backward(pair, rows, saved.sinks, indices, *captured, text, wanted)
 
 
 @_attention_backward.register_fake

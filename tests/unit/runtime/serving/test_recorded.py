@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import warpattn as wa
 from tests.unit.runtime.card import make_card, normal, written  # noqa: F401 (a fixture)
+from warpattn.api import attention_backward
 
 PAGES = torch.randn(9, 16, 2, 64), torch.randn(9, 16, 2, 64)
 TABLE, LENGTHS = torch.tensor([[1, 2], [3, 4]], dtype=torch.int32), torch.tensor([20, 30], dtype=torch.int32)
@@ -181,3 +182,23 @@ def test_pages_that_all_share_are_recorded() -> None:
     kv = wa.PagedKV(k, v, TABLE[:1].expand(2, -1), LENGTHS, shared_pages=1)
     graph = make_fx(lambda q: wa.attention_paged(q, kv, backend="simulate:sm90"))(q)
     assert "warpattn.attention" in str(graph.code) and flops(graph, q) == 2 * 8 * 150 * (64 + 64)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_backward_from_results_is_an_operator(ragged: bool) -> None:
+    seq = wa.Ragged(torch.tensor([0, 15, 40], dtype=torch.int32), max_q=25) if ragged else None
+
+    def backward(*tensors: Tensor) -> Any:
+        return attention_backward(*tensors, seq=seq, mask=wa.Causal(), backend="simulate:sm90")
+
+    shape = (40,) if ragged else (1, 40)
+    q, k, v = (torch.randn(*shape, heads, 64).bfloat16() for heads in (2, 1, 1))
+    call = wa.attention if seq is None else lambda *qkv, **tail: wa.attention_varlen(*qkv, seq, **tail)
+    out, lse = call(q, k, v, mask=wa.Causal(), return_lse=True)
+    given = torch.randn_like(out), q, k, v, out, lse
+    graph = make_fx(backward)(*given)
+    others = given[0] * 2, *given[1:]
+    for found, expected in zip(graph(*others), backward(*others), strict=True):
+        assert torch.equal(found, expected)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert [x.shape for x in backward(*map(mode.from_tensor, given))] == [q.shape, k.shape, v.shape]
