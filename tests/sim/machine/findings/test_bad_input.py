@@ -174,6 +174,29 @@ def test_descriptors():
         copied(np.ones((64, 72), np.float16)[:, 4:68])
 
 
+@pytest.mark.parametrize("copied", [(65, 64), (64, 32)])
+def test_a_map_whose_box_is_no_part_of_the_tile(copied):
+    from triton.experimental.gluon import language as gl
+
+    from tests.sim.machine.kernels.gluon import copy_kernel
+
+    layout, x = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float16), np.ones((64, 64), np.float16)
+    args = {"x_desc": TensorDescriptor(x, (64, 64), copied=copied), "out_desc": TensorDescriptor(x, (64, 64))}
+    with pytest.raises(SimulationError, match=r"x_desc copies boxes of .*, which are no first rows of"):
+        run(copy_kernel, (1,), args, {"FAULT": ""}, layout=layout)
+
+
+def test_a_map_with_a_smaller_box_brings_fewer_bytes():
+    from triton.experimental.gluon import language as gl
+
+    from tests.sim.machine.kernels.gluon import copy_kernel
+
+    layout, x = gl.NVMMASharedLayout.get_default_for([64, 64], gl.float16), np.ones((64, 64), np.float16)
+    args = {"x_desc": TensorDescriptor(x, (64, 64), copied=(63, 64)), "out_desc": TensorDescriptor(x, (64, 64))}
+    report = run(copy_kernel, (1,), args, {"FAULT": ""}, layout=layout)
+    assert [finding.kind for finding in report.findings] == ["Deadlock"]
+
+
 def test_a_descriptor_that_a_kernel_makes_of_odd_rows():
     kernel, args = kernels.device_descriptor_kernel, {"x": np.ones((8, 12), np.float16), "M": 8, "N": 12}
     with pytest.raises(SimulationError, match="a tensor descriptor of x has a stride of 24 bytes; TMA takes multiples"):
