@@ -73,9 +73,10 @@ class Case:
         """Of the launch."""
         config, (mask, score) = self.config, self.programs()
         m_tiles, group = -(-self.seq_q // config.tokens), self.heads // self.heads_kv
+        heads = {} if config.rows % config.packed == 0 else query_maps(x.q, x.out, config)
         return {
-            "q_maps": query_maps(x.q, config, config.qk_parts), "k_maps": (x.k,) * len(config.qk_parts),
-            "v_maps": (x.v,) * len(config.v_parts), "o_maps": query_maps(x.out, config, config.store_parts),
+            "q_maps": (x.q,) * len(config.qk_parts), "k_maps": (x.k,) * len(config.qk_parts),
+            "v_maps": (x.v,) * len(config.v_parts), "o_maps": (x.out,) * len(config.store_parts), **heads,
             "lse_ptr": x.lse, "sinks_ptr": x.sinks, "counter_ptr": torch.zeros(1, dtype=torch.int32),
             "scale": self.dim**-0.5,
             "shape": PrefillShape(self.seq_q, self.seq_k, self.heads, group, m_tiles, self.heads, self.heads),

@@ -52,6 +52,13 @@ class EqualParts:
 
 
 @gluon.jit
+def to_layout(denominator, layout: gl.constexpr, trivial: gl.constexpr = False):
+    """A `Denominator` in another layout; `trivial`: every thread already has its numbers."""
+    m = gl.convert_layout(denominator.m, layout, trivial)
+    return Denominator(m, gl.convert_layout(denominator.l, layout, trivial))
+
+
+@gluon.jit
 def with_sink(denominator, sink):
     """Adds a logit `sink` to a denominator; returns (factor of the output, `Denominator`)."""
     l = denominator.l
@@ -88,7 +95,7 @@ def combine_rows(partials, part, first_row, tile: gl.constexpr, rows: gl.constex
         m = top
     by_row: gl.constexpr = gl.SliceLayout(1, o.type.layout)
     factor = gl.convert_layout(gl.where(l != 0, 1.0 / l, 0.0), by_row)
-    return o * factor[:, None], Denominator(m, l).to_layout(by_row)
+    return o * factor[:, None], to_layout(Denominator(m, l), by_row)
 
 
 @gluon.constexpr_function

@@ -6,7 +6,10 @@ from triton.experimental.gluon import language as gl
 from warpattn.problem import operands
 
 from .modifiers import folds_scale
+from .softmax import LARGEST
 
+LARGEST_LIFTED = gl.constexpr(8388608.0)  # as LARGEST, but rounded by at most a half: p stays within e4m3
+LARGEST_IN_BYTES = gl.constexpr(33554432.0)  # where references are at their rows' maxima: rounded by at most 1
 LEAST_SCALE = gl.constexpr(operands.LEAST_SCALE)  # of scores: with a smaller one, exponents may be 0 times infinity
 
 
@@ -105,3 +108,26 @@ class OfTokens:
 
     k: gl.base_value
     v: gl.base_value
+
+
+@gluon.jit
+def lowered(m, c, lift: gl.constexpr):
+    """The reference for rows whose largest score is `m`: `lift` exponents below it, so that p is up to 2^lift; m itself
+    where its exponent is so large that rounding would swallow the lift."""
+    if lift == 0.0:
+        return m
+    else:
+        return gl.where(gl.abs(m * c) < largest_of(lift), m - lift / c, m)
+
+
+@gluon.constexpr_function
+def largest_of(lift):
+    """The |c * m| from which a reference is not lowered and scores of any size are subtracted first: less for 8-bit
+    weights, whose range ends at 2^8.8."""
+    return LARGEST.value if lift == 0.0 else LARGEST_LIFTED.value
+
+
+@gluon.constexpr_function
+def headroom_of(has_lse):
+    """log2 of the largest p that moves no reference, where a maximum tells whether it has to."""
+    return 5.0 if has_lse else 8.0

@@ -13,8 +13,8 @@ and the state is [M, 4], one value a lane: `m` is equal in the four, `l` is summ
 With an LSE, which training needs, the bound is lower: the rounded weight of a key that dominates a row would spoil the
 gradient of q. Where the reference moves to this key, its weight is 1, which is not rounded (docs/training.md).
 
-The product c * m is rounded, which is harmless until the error is as large as the exponents themselves: a card, which
-multiplies and subtracts in one step, would lose the weights. So where |c * m| is large, a `row_scale` replaces c.
+A card multiplies and subtracts in one step, so where |c * m| is large, weights would be lost in its rounding. There a
+`row_scale` replaces c.
 
 A NaN among a row's scores makes one of its p, and so its sum, factor and LSE NaN; the maximum need not propagate it.
 Where registers do not hold scores beside weights, or scores have any size, Hopper's use sm90/softmax_steps.py.
@@ -28,8 +28,6 @@ LN_2 = gl.constexpr(0.6931471805599453)
 MOST = gl.constexpr(32768.0)  # sum of a lane's weights up to which none exceeds fp16
 MOST_WITH_LSE = gl.constexpr(64.0)  # a lane has up to 32 weights of a tile
 LARGEST = gl.constexpr(134217728.0)  # up to |c * m| = 2^27 its rounding error is at most 4, so p stays within fp16
-LARGEST_LIFTED = gl.constexpr(8388608.0)  # as LARGEST, but rounded by at most a half: p stays within e4m3
-LARGEST_IN_BYTES = gl.constexpr(33554432.0)  # where references are at their rows' maxima: rounded by at most 1
 LOWEST = gl.constexpr(-3.4028234663852886e38)  # the lowest finite number
 
 
@@ -40,18 +38,12 @@ class SoftmaxState:
     guard: gl.base_value  # against large c * m: the `row_scale`s [M, 4]; other steps keep something else
 
 
-@gluon.constexpr_function
-def headroom_of(has_lse):
-    """log2 of the largest p that moves no reference, where a maximum tells whether it has to."""
-    return 5.0 if has_lse else 8.0
-
-
 @gluon.jit
-def softmax_start(s, c, lift: gl.constexpr = 0.0):
-    """First tile: (state, p) of scores `s` [M, N]. Hidden ones are -inf, perhaps whole rows. m is `lowered`."""
+def softmax_start(s, c):
+    """First tile: (state, p) of scores `s` [M, N]. Hidden ones are -inf, perhaps whole rows."""
     quads = as_quads(s)
-    m = lowered(quad_max(lane_max(quads)), c, lift)
-    factor = row_scale(m, c, LARGEST if lift == 0.0 else LARGEST_IN_BYTES)
+    m = quad_max(lane_max(quads))
+    factor = row_scale(m, c)
     p = weights(quads, m, factor)
     return SoftmaxState(m, lane_sum(p), factor), p
 
@@ -71,9 +63,8 @@ def softmax_step(state, s, c, dtype: gl.constexpr, has_lse: gl.constexpr, move_a
         l, p = summed_weights(quads, m, factor, dtype)
         moved = warp_any(l, gl.full_like(l, most))
     if moved:
-        rises = quad_max(l) > most
         top = quad_max(lane_max(quads))
-        rises |= move_all & (top > m)
+        rises = (quad_max(l) > most) | (move_all & (top > m))
         m = gl.where(rises, gl.maximum(m, top), m)
         factor = row_scale(m, c)
         alpha = gl.where(rises, gl.exp2(exponent(state.m, factor) - exponent(m, factor)), 1.0)
@@ -97,34 +88,9 @@ def weights(quads, m, factor):
 @gluon.jit
 def row_scale(m, c, largest: gl.constexpr = LARGEST):
     """The factor from a row's scores to exponents: c, or, where |c * m| is `largest` or more, the power of two at or
-    below c, which multiplies exactly. Such exponents differ by at least 8 in their last bit anyway (2 with 8-bit
-    weights)."""
+    below c, which multiplies exactly. Such exponents differ by at least 8 in their last bit anyway (2 for bytes)."""
     kept = gl.where(gl.abs(m * c) < largest, -1, 0x7F800000)
     return (gl.to_tensor(c).to(gl.int32, bitcast=True) & kept).to(gl.float32, bitcast=True)
-
-
-@gluon.jit
-def lowered(m, c, lift: gl.constexpr):
-    """The reference for rows whose largest score is `m`: `lift` exponents below it, so that p is up to 2^lift; m itself
-    where its exponent is so large that rounding would swallow the lift."""
-    if lift == 0.0:
-        return m
-    else:
-        return gl.where(gl.abs(m * c) < largest_of(lift), m - lift / c, m)
-
-
-@gluon.constexpr_function
-def largest_of(lift):
-    """The |c * m| from which a reference is not lowered and scores of any size are subtracted first: less for 8-bit
-    weights, whose range ends at 2^8.8."""
-    return LARGEST.value if lift == 0.0 else LARGEST_LIFTED.value
-
-
-@gluon.jit
-def no_scores(s, guard):
-    """The state of rows of zeros `s` [M, N] that have seen no key."""
-    zero = lane_sum(as_quads(s))
-    return SoftmaxState(zero - float("inf"), zero, guard)
 
 
 @gluon.jit
@@ -153,11 +119,6 @@ class Denominator:
         """Packs both numbers into 64 bits, as partial outputs are stored with them."""
         low = self.l.to(gl.uint32, bitcast=True).to(gl.int64)
         return (self.m.to(gl.int32, bitcast=True).to(gl.int64) << 32) | low
-
-    @gluon.jit
-    def to_layout(self, layout: gl.constexpr, trivial: gl.constexpr = False):
-        """Converts to another layout; `trivial`: every thread already has its numbers."""
-        return Denominator(gl.convert_layout(self.m, layout, trivial), gl.convert_layout(self.l, layout, trivial))
 
 
 @gluon.jit
@@ -245,20 +206,14 @@ def quad_max(x):
 
 
 @gluon.jit
-def warp_any(x, bound, values: gl.constexpr = 2):
-    """Whether any x of this warp exceeds its bound. A thread has `values` of them: two of [M, 4] in quads, or one,
-    which may also be NaN. Warps may get different answers, so a branch on it must stay inside the warp."""
-    if values == 1:
-        return gl.inline_asm(_VOTE, "=r,f,f", [x, bound], gl.int32) != 0
-    else:
-        return gl.inline_asm(_VOTE_2, "=r,f,f,f,f", [x, bound], gl.int32) != 0
+def warp_any(x, bound):
+    """Whether any x [M, 4] of this warp, of which a thread has two, exceeds its bound. Warps may get different answers,
+    so a branch on it must stay inside the warp."""
+    return gl.inline_asm(_VOTE_2, "=r,f,f,f,f", [x, bound], gl.int32) != 0
 
 
 _PACK_BF16 = gl.constexpr("cvt.rn.bf16x2.f32 $0, $1, $2;")
 _PACK_FP16 = gl.constexpr("cvt.rn.f16x2.f32 $0, $1, $2;")
-_VOTE = gl.constexpr(
-    "{ .reg .pred a, b; setp.gtu.f32 a, $1, $2; vote.sync.any.pred b, a, 0xffffffff; selp.b32 $0, 1, 0, b; }"
-)
 _VOTE_2 = gl.constexpr(
     "{ .reg .pred a, b;"
     " setp.gt.f32 a, $1, $3; setp.gt.or.f32 a, $2, $4, a;"

@@ -5,8 +5,6 @@ with one entry per part; it has a single entry where the head dim is a power of 
 
       S = Q₀·K₀ᵀ + Q₁·K₁ᵀ      one accumulator, one wgmma after the other adds to it
       O₀ = P·V₀   O₁ = P·V₁    one accumulator per part
-
-All parts of a tile share the barriers of its slot.
 """
 
 from triton.experimental import gluon

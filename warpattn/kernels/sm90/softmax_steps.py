@@ -10,7 +10,7 @@ reference moved: the test took 1 to 3 % of prefill at head dim 64, factors for e
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..pieces.scales import has_row_scale
+from ..pieces.scales import has_row_scale, headroom_of, largest_of, lowered
 from ..pieces.softmax import (
     LARGEST,
     LOWEST,
@@ -19,11 +19,8 @@ from ..pieces.softmax import (
     SoftmaxState,
     as_quads,
     exponent,
-    headroom_of,
     lane_max,
     lane_sum,
-    largest_of,
-    lowered,
     pack,
     quad_max,
     softmax_start,

@@ -114,7 +114,7 @@ def test_choices_for_records_that_were_left_out(capsys) -> None:
 
 def test_tuned_choices_are_the_best_on_record(capsys) -> None:
     """But for what `tune` takes for noise, in favour of the built-in choice."""
-    record = json.loads(Path(RECORDS[0]).read_text())
+    record = choices.read_records(map(Path, RECORDS))[0]
     speeds = rates.tuned_speeds(record)
     own = rates.speeds(record)
     assert all(speed >= max(WITHIN, own[shape] - 1e-3) for shape, speed in speeds.items() if speed is not None)

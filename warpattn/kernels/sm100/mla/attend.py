@@ -14,8 +14,8 @@ from triton.experimental.gluon.language.nvidia.blackwell import fence_async_shar
 
 from ...nvidia.opaque import hide_from_compiler
 from ...pieces.modifiers import exponent_scale
-from ...pieces.scales import scores_scale
-from ...pieces.softmax import exponent, headroom_of, row_scale
+from ...pieces.scales import headroom_of, scores_scale
+from ...pieces.softmax import exponent, row_scale
 from ..layouts import STORE_COLUMNS, element_type
 from ..prefill_2q.softmax import RowState, row_state
 from ..recompute import SpoiledTile, addressed, attend_again, power_above, runs_of

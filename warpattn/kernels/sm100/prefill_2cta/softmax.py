@@ -10,7 +10,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import exponent, headroom_of, row_scale
+from ...pieces.scales import headroom_of
+from ...pieces.softmax import exponent, row_scale
 from ..exp2 import exp2_polynomial
 from ..layouts import element_type
 from ..prefill_2q.context import p_tile

@@ -21,9 +21,9 @@ from triton.language.core import PropagateNan
 
 from ...nvidia.opaque import hide_from_compiler
 from ...pieces.modifiers import exponent_scale
-from ...pieces.scales import block_scale, scaled_rows
+from ...pieces.scales import LARGEST_IN_BYTES, block_scale, headroom_of, lowered, scaled_rows
 from ...pieces.scheduler import Tile
-from ...pieces.softmax import LARGEST, LARGEST_IN_BYTES, exponent, headroom_of, lowered, row_scale, warp_any
+from ...pieces.softmax import LARGEST, exponent, row_scale
 from ..exp2 import exp2_polynomial, row_sum
 from ..layouts import element_type, row_layout
 from ..sync import await_signal, notify
@@ -32,7 +32,6 @@ from .epilogue import store_output
 
 ALL = gl.constexpr(PropagateNan.ALL)
 LIFT = gl.constexpr(6.0)  # log2 of the weight in 8 bits of the score that a reference is made of
-# Exponent from which c * m is rounded by 2 or more: weights of 8 bits have no room for that.
 LOADING_COLUMNS = gl.constexpr(32)  # of scores at once, where a mask or a score loads from memory
 
 
@@ -115,9 +114,9 @@ def exceeded(ctx, m, top, x):
     if ctx.config.products:
         first = m == -float("inf")
         excess = gl.fma(top, x, -exponent(m, x))
-        return warp_any(gl.where(first, top, excess), gl.where(first, m, headroom_of(False)), 1)
+        return warp_any(gl.where(first, top, excess), gl.where(first, m, headroom_of(False)))
     else:
-        return warp_any(top * x, m * x + headroom_of(ctx.traits.has_lse), 1)
+        return warp_any(top * x, m * x + headroom_of(ctx.traits.has_lse))
 
 
 @gluon.constexpr_function
@@ -250,3 +249,15 @@ def row_max(s):
 @gluon.jit
 def maximum_or_nan(a, b):
     return gl.maximum(a, b, propagate_nan=ALL)
+
+
+@gluon.jit
+def warp_any(x, bound):
+    """Whether any x of this warp, of which a thread has one, exceeds its bound or is NaN; a branch on it must stay
+    inside the warp."""
+    return gl.inline_asm(_VOTE, "=r,f,f", [x, bound], gl.int32) != 0
+
+
+_VOTE = gl.constexpr(
+    "{ .reg .pred a, b; setp.gtu.f32 a, $1, $2; vote.sync.any.pred b, a, 0xffffffff; selp.b32 $0, 1, 0, b; }"
+)

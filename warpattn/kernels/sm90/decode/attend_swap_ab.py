@@ -19,8 +19,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from ...nvidia.pipelines import PipelineState, consumer_state
-from ...pieces.scales import by_token
-from ...pieces.softmax import LOWEST, headroom_of
+from ...pieces.scales import by_token, headroom_of
+from ...pieces.softmax import LOWEST
 from ..exponents import exponent_step, exponents
 from ..layouts import accumulator_layout, element_type
 from .attend import load_queries, value_tile, visible_scores, without_hidden
@@ -128,11 +128,11 @@ def attend_keys(ctx, state, p_tiles, item, i, scaling):
 
 
 @gluon.jit
-def raised(ctx, s, m, l):
+def raised(ctx, s, m, l, guarded: gl.constexpr = True):
     """Raises the references `m` [R] to the maximum of scores `s` [N, R]. Returns (the new references, the sums `l`
     rescaled to them, base-2 exponents [R] of the old references relative to the new)."""
     top = gl.maximum(m, gl.max(s, 0))
-    step = exponent_step(ctx, m, top)
+    step = exponent_step(ctx, m, top, guarded)
     alpha = gl.convert_layout(gl.exp2(step), gl.SliceLayout(0, gl.SliceLayout(1, l.type.layout)))
     return top, l * alpha[None, None, :], step
 
@@ -170,10 +170,10 @@ def exponents_within(ctx, s, v_exponents, most, m, l, o, rescale: gl.constexpr):
     exceed the headroom, it raises the references `m` of scores and `most` of each block's weights first, and rescales
     the sums `l` and, with `rescale`, the output `o`.
     """
-    x = exponents(ctx, s, m[None, :])
+    x = exponents(ctx, s, m[None, :], False)
     if any_exceeds(furthest(x, v_exponents, most), ctx.has_lse):
-        m, l, step = raised(ctx, s, m, l)
-        x = exponents(ctx, s, m[None, :])
+        m, l, step = raised(ctx, s, m, l, False)
+        x = exponents(ctx, s, m[None, :], False)
         most, factors = raised_weights(x, v_exponents, most, step)
         o = rescale(o, factors)
     return x, most, m, l, o

@@ -11,7 +11,7 @@ how many parts there are and where, because computing that again takes longer th
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...pieces.combine import combine_rows, tile_for, with_sink
+from ...pieces.combine import combine_rows, tile_for, to_layout, with_sink
 from ...pieces.modifiers import natural_scale
 from ...pieces.softmax import Denominator, rescale, softmax_finish
 from ...pieces.stream_k import Part, Queue
@@ -33,7 +33,7 @@ def finish_item(ctx, o, softmax, item):
 def by_row(denominator, layout: gl.constexpr):
     """A `Denominator` [M, 4] with equal columns as [M], in the row layout of a tensor [M, N] with `layout`."""
     each = Denominator(gl.max(denominator.m, 1), gl.max(denominator.l, 1))
-    return each.to_layout(gl.SliceLayout(1, layout))
+    return to_layout(each, gl.SliceLayout(1, layout))
 
 
 @gluon.jit

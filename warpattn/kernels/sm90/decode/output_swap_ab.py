@@ -10,7 +10,7 @@ keeps each row of the output in one warp, and finds the parts of a head at const
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ...pieces.combine import NO_KEY, combine_layout, parts_layout, tile_for, unpacked
+from ...pieces.combine import NO_KEY, combine_layout, parts_layout, tile_for, to_layout, unpacked
 from ...pieces.modifiers import natural_scale
 from ...pieces.softmax import LOG2_E, LOWEST, Denominator
 from .output import combine_parts, draw_ticket, output_rows_at, publish_parts, write_at
@@ -168,4 +168,4 @@ def combine_near(ctx, part, first: gl.constexpr):
     rows: gl.constexpr = row_layout(config.padded_v)
     row_of: gl.constexpr = gl.SliceLayout(1, rows)
     o = gl.convert_layout(o, rows, True) * gl.convert_layout(factor, row_of, True)[:, None]
-    return o, Denominator(m, l).to_layout(row_of, True)
+    return o, to_layout(Denominator(m, l), row_of, True)

@@ -24,7 +24,6 @@ from ...pieces.softmax import (
     SoftmaxState,
     as_quads,
     lane_sum,
-    no_scores,
     pack,
     rescale,
     softmax_finish,
@@ -211,10 +210,11 @@ def no_keys(ctx):
     """The softmax state before any key."""
     config: gl.constexpr = ctx.config
     scores = gl.zeros([config.rows, config.block_n], gl.float32, accumulator_layout(config.block_n))
+    zero = lane_sum(as_quads(scores))
     if ctx.mods.score is not None:
-        return no_scores(scores, ())
+        return SoftmaxState(zero - float("inf"), zero, ())
     else:
-        return no_scores(scores, limit(False, False))
+        return SoftmaxState(zero - float("inf"), zero, limit(False, False))
 
 
 @gluon.jit

@@ -15,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from ...nvidia.opaque import hide_from_compiler
 from ...nvidia.pipelines import consumer_state
+from ...pieces.combine import to_layout
 from ...pieces.modifiers import natural_scale
 from ...pieces.softmax import LOWEST, finish_rows
 from ..decode.attend import without_hidden
@@ -136,7 +137,7 @@ def finish_columns(ctx, state, item):
     factor, denominator = finish_rows(state.m, l, natural_scale(ctx), l != 0)
     if config.latents is None:
         rows: gl.constexpr = gl.SliceLayout(1, columns_by_rows(config.rows, config.half))
-        denominator = denominator.to_layout(rows)
+        denominator = to_layout(denominator, rows)
         write_columns(ctx, by_rows(state.left * factor[None, :]), denominator, item, gl.to_tensor(0), 0)
         write_columns(ctx, by_rows(state.right * factor[None, :]), denominator, item, gl.to_tensor(0), config.half)
     else:

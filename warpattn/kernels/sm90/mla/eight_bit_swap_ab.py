@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
 from ...nvidia.opaque import hide_from_compiler
+from ...pieces.combine import to_layout
 from ...pieces.softmax import LOWEST
 from ..decode.attend_swap_ab import (
     exponents_within,
@@ -273,5 +274,5 @@ def write_blocks(ctx, state, factor, denominator, item):
     scaled = scaled_blocks(state.o, powers(state.most))
     for part in gl.static_range(BLOCKS):
         o = by_rows(scaled[part] * factor[None, :])
-        own = denominator.to_layout(gl.SliceLayout(1, o.type.layout))
+        own = to_layout(denominator, gl.SliceLayout(1, o.type.layout))
         write_columns(ctx, o, own, item, gl.to_tensor(0), part * BLOCK)

@@ -16,6 +16,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ...nvidia.opaque import hide_from_compiler
+from ...pieces.combine import to_layout
 from ...pieces.modifiers import natural_scale
 from ...pieces.softmax import LOWEST, finish_rows
 from ..decode.attend import visible_scores
@@ -205,6 +206,6 @@ def write_outputs(ctx, item, state, first, half: gl.constexpr):
     factor, denominator = finish_rows(state.m, state.l, natural_scale(ctx), state.l != 0)
     rows: gl.constexpr = gl.SliceLayout(1, state.o[0].type.layout)
     factor = gl.convert_layout(factor, rows, assert_trivial=True)
-    denominator = denominator.to_layout(rows, True)
+    denominator = to_layout(denominator, rows, True)
     for at in gl.static_range(len(state.o)):
         write_columns(ctx, state.o[at] * factor[:, None], denominator, item, first, (half + at) * config.half)

@@ -14,24 +14,14 @@ from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma,
 
 from ...nvidia.pipelines import PipelineState, consumer_state
 from ...pieces.modifiers import exponent_scale
-from ...pieces.softmax import (
-    SoftmaxState,
-    as_quads,
-    from_quads,
-    lane_sum,
-    no_scores,
-    pack,
-    softmax_start,
-    softmax_step,
-    unpack,
-)
+from ...pieces.softmax import SoftmaxState, as_quads, from_quads, pack, softmax_start, softmax_step, unpack
 from ..columns import as_matrices, rescale_columns, wait_columns, zero_columns
 from ..exact_columns import add_product, without_padding
 from ..layouts import TURNS, accumulator_layout, element_type, operand_layout, turn_asm
-from ..softmax_steps import early_exact_step, exact_start, exact_step, limit, maximum_start, maximum_step, weights_first
+from ..softmax_steps import early_exact_step, exact_start, exact_step, maximum_start, maximum_step, weights_first
 from .eight_bit.convert import fp16_queries
 from .eight_bit.scales import key_block_scales, of_tile, scaled_scores, scaled_weights
-from .eight_bit.weights import lift_of, pack_bytes, packs_early, plain_bytes, step_in_bytes, unpack_bytes
+from .eight_bit.weights import lift_of, pack_bytes, packs_early, plain_bytes, start_bytes, step_bytes, unpack_bytes
 from .epilogue import store_output
 from .packed_rows import RowHeads, mask_heads, row_heads, row_tokens
 
@@ -126,21 +116,12 @@ def start_softmax(ctx, s):
     c = exponent_scale(ctx)
     if ctx.mods.score is not None:
         return exact_start(s, c, lift_of(ctx.config))
-    elif packs_early(ctx.config, None):
-        return softmax_start(s, c, lift_of(ctx.config))
+    elif ctx.config.products:
+        return start_bytes(s, c)
+    elif weights_first(ctx.config, None):
+        return softmax_start(s, c)
     else:
         return maximum_start(s, c, ctx.has_lse)
-
-
-@gluon.jit
-def start_alone(ctx, s):
-    """The state of rows of zeros `s` that have seen no key, for `step_softmax`."""
-    if ctx.mods.score is not None or ctx.config.products:
-        return no_scores(s, ())
-    elif weights_first(ctx.config, None):
-        return no_scores(s, lane_sum(as_quads(s)) + exponent_scale(ctx))
-    else:
-        return no_scores(s, limit(False, ctx.has_lse))
 
 
 @gluon.jit
@@ -196,7 +177,7 @@ def finish_keys(ctx, state, s, o, move_all):
     """The state after the softmax of scores `s` and the running P·V into `o`. `move_all`: see `softmax_step`."""
     config: gl.constexpr = ctx.config
     if plain_bytes(config, ctx.mods.score):
-        softmax, p, moved, alpha = step_in_bytes(state.softmax, s, exponent_scale(ctx), move_all)
+        softmax, p, moved, alpha = step_bytes(state.softmax, s, exponent_scale(ctx), move_all)
     else:
         softmax, p, moved, alpha = step_softmax(ctx, state.softmax, s, move_all)
         p = scaled_weights(ctx, p, s, state.k)

@@ -175,9 +175,8 @@ def best_of(
 def packable(problem: Problem) -> tuple[int, ...]:
     """Numbers of query heads that a tile may hold."""
     group = problem.heads_q // problem.heads_kv
-    narrow = problem.kv_dtype is not None
-    several = [n for n in PACKED if group % n == 0 and not (narrow and CONSUMER_ROWS % n)]
-    return tuple(several) if _same_for_heads(problem) else (1,)
+    found = [n for n in PACKED if group % n == 0 and (problem.kv_dtype is None or CONSUMER_ROWS % n == 0)]
+    return tuple(found) if len(found) == 1 or _same_for_heads(problem) else (1,)
 
 
 def better(best: Candidate, config: SM90Config, first: Best) -> Best:

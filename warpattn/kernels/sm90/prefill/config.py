@@ -252,26 +252,6 @@ class SM90Config(KeyTileSizes, EightBitSizes, ExactValues):
         return self.wg_tokens * self.consumers
 
     @cached_property
-    def used_rows(self) -> int:
-        """Rows of a warpgroup that hold queries: all, or the most that so many heads fill."""
-        return self.wg_tokens * self.packed
-
-    @property
-    def fills_rows(self) -> bool:
-        """Whether they are all rows. Else TMA copies boxes of fewer rows than the tiles have, see packed_rows.py."""
-        return self.used_rows == self.rows
-
-    @property
-    def box_heads(self) -> int:
-        """Heads of a row of a query tile's box as Triton knows it, whose dimensions are powers of two."""
-        return self.packed if self.fills_rows else 1
-
-    @cached_property
-    def packed_bits(self) -> int:
-        """log2 of `packed`, a power of two."""
-        return self.packed.bit_length() - 1
-
-    @cached_property
     def q_bytes(self) -> int:
         return self.element.bytes * self.block_m * self.padded_qk
 
@@ -289,16 +269,14 @@ class SM90Config(KeyTileSizes, EightBitSizes, ExactValues):
         """Whether the warpgroups run faster with one shared copy of their code (bench/notes.md, 215).
         `long`: rows see thousands of keys, so that the code between two loops over keys does not matter.
 
-        They do where a mask makes the code long, where products do not overlap, and with four warpgroups. Otherwise
-        sharing may bring warpgroups into step, so that all want the tensor core at once and then none does: it was up
-        to 7 % slower without a mask, and 2 % in long rows.
+        They do where a mask makes the code long, where products do not overlap, and with four warpgroups. Otherwise all
+        may want the tensor core at once, and then none: it was up to 7 % slower without a mask, and 2 % in long rows.
         """
         return self.may_share_code and (self.consumers > 3 or (not long and (masked or not self.overlaps)))
 
     @property
     def may_share_code(self) -> bool:
-        """Whether warpgroups may share code at all. Head dim 256, without turns, was 14 % slower with shared code;
-        between 128 and 256 only 192 was tried, where the code of the two warpgroups differs."""
+        """Whether they may share code at all: head dim 256 was 14 % slower with it, and at 192 their code differs."""
         return self.padded_qk <= 128 and (self.take_turns or self.consumers > 3)
 
     @property

@@ -10,9 +10,9 @@ from ...pieces.scheduler import TILE_FIELDS
 from ..columns import Columns, make_columns
 from ..exact_columns import make_boxes
 from ..layouts import element_type
+from ..partial_rows import box_heads, clear_queries
 from .config import LEFT_SLOTS, RECOMPUTE_BARRIERS
 from .eight_bit.rings import CONVERTING, NarrowRing, make_factors, make_scales
-from .packed_rows import clear_queries
 
 RECOMPUTE = gl.constexpr(RECOMPUTE_BARRIERS)
 LEFT = gl.constexpr(LEFT_SLOTS)
@@ -139,7 +139,7 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
     """Allocates shared memory, initialises barriers. `fields`: int32 of a published tile."""
     dtype: gl.constexpr = element_type(config.element)
     wgs: gl.constexpr = config.consumers
-    q = make_columns(config.q_stages * wgs, config.rows, config.qk_parts, dtype, clipped, config.box_heads)
+    q = make_columns(config.q_stages * wgs, config.rows, config.qk_parts, dtype, clipped, box_heads(config))
     clear_queries(q, config)
     k = make_columns(config.kv_stages, config.block_n, config.qk_parts, element_type(config.operand), clipped)
     if config.exact_values:
@@ -156,7 +156,7 @@ def make_rings(config: gl.constexpr, fields: gl.constexpr = TILE_FIELDS, clipped
     if converts:
         k_in = NarrowRing(k_ring, config, 0)
         v_in = NarrowRing(v_ring, config, 1)
-    out = make_columns(wgs, config.rows, config.store_parts, output_type(config), clipped, config.box_heads)
+    out = make_columns(wgs, config.rows, config.store_parts, output_type(config), clipped, box_heads(config))
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     tiles = gl.allocate_shared_memory(gl.int32, [config.q_stages * fields, 1], plain)
     scales = make_scales(config)

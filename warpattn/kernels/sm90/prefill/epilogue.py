@@ -12,6 +12,7 @@ from ...pieces.softmax import softmax_finish
 from ..column_slices import column_blocks, columns_before, parts_from
 from ..columns import as_matrices, rescale_columns
 from ..exact_columns import stage_parts
+from ..partial_rows import in_use
 from .context import output_type
 from .eight_bit.scales import scaled_factor
 from .nonfinite import leave, nothing_seen, seen_in
@@ -58,10 +59,7 @@ def store_numbers(ctx, numbers, tile, row):
     token = row + row_tokens(numbers.type.layout, ctx.config)
     head = row_heads(tile, numbers.type.layout, ctx.config)
     rows = ctx.work.lse_rows(ctx.tensors.lse, tile, head, token)
-    stored = token < ctx.work.lengths(tile).seq_q
-    if not ctx.config.fills_rows:
-        stored &= gl.arange(0, ctx.config.rows, numbers.type.layout) < ctx.config.used_rows
-    gl.store(rows, numbers, mask=stored)
+    gl.store(rows, numbers, mask=in_use(token < ctx.work.lengths(tile).seq_q, ctx.config))
 
 
 @gluon.jit

@@ -19,9 +19,8 @@ from warpattn.sequences import Sequence
 from ...nvidia.combine_launch import combine_launch, workspace
 from ..arguments import LARGEST_EXPONENT, PrefillShape, SplitShape
 from ..copies.launch import copied
-from .config import SM90Config, pad_dim, value_blocks, value_words
+from .config import CONSUMER_ROWS, SM90Config, pad_dim, value_blocks, value_words
 from .eight_bit.transpose_launch import transposed_values, value_lines
-from .query_maps import query_maps
 
 OPTIONS = compile_options()
 SHORT_KEYS = 512  # up to so many keys a section has a head an SM: 64 x 256 was 1.04, 128 x 128 1.16 x as fast (H200)
@@ -123,13 +122,16 @@ def attention_launch(
     shared, options = config.shares_code(masked, long), _options(config)
     scale = checked.scale if config.eight_bit is None else call_scales(checked.scale, x, sequence)
     args = {
-        "q_maps": query_maps(x.q, config, config.qk_parts), "k_maps": (x.k,) * len(config.qk_parts),
-        "v_maps": (x.v,) * len(config.v_parts), "o_maps": query_maps(x.out, config, config.store_parts),
+        "q_maps": (x.q,) * len(config.qk_parts), "k_maps": (x.k,) * len(config.qk_parts),
+        "v_maps": (x.v,) * len(config.v_parts), "o_maps": (x.out,) * len(config.store_parts),
         "lse_ptr": x.lse, "sinks_ptr": x.sinks,
         "counter_ptr": torch.zeros(1, dtype=torch.int32), "scale": scale,
         "shape": _shape(problem, choice),
         **modifiers,
     }  # fmt: skip
+    if CONSUMER_ROWS % config.packed:
+        from .query_maps import query_maps  # imports what few calls need
+        args |= query_maps(x.q, x.out, config)
 
     def source(one_copy: bool = False):
         from .signature import prefill_source  # imports Triton

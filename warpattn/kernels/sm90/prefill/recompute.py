@@ -26,12 +26,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ...nvidia.finite import any_nonfinite
 from ...nvidia.opaque import hide_from_compiler
 from ...nvidia.pipelines import PipelineState, StagedPipeline
-from ...pieces.softmax import as_quads, from_quads, rescale, unpack
+from ...pieces.modifiers import exponent_scale
+from ...pieces.softmax import SoftmaxState, as_quads, from_quads, lane_sum, rescale, unpack
 from ..column_slices import place_in
 from ..columns import as_matrices
 from ..layouts import accumulator_layout, element_type, operand_layout
-from ..softmax_steps import weights_first
-from .attend import multiplied_keys, multiplied_queries, start_alone, start_scores, step_softmax, visible_scores
+from ..partial_rows import used_rows
+from ..softmax_steps import limit, weights_first
+from .attend import multiplied_keys, multiplied_queries, start_scores, step_softmax, visible_scores
 from .config import RECOMPUTE_BARRIERS
 from .context import output_type
 from .eight_bit.convert import convert_alone
@@ -61,7 +63,7 @@ class RecomputedBlock(NamedTuple):
 @gluon.constexpr_function
 def recomputed_bytes(config):
     """Bytes of one warpgroup's queries and output, which are loaded first."""
-    return (config.loaded_q_bytes + config.out_bytes // config.rows * config.used_rows) // config.consumers
+    return (config.loaded_q_bytes + config.out_bytes // config.rows * used_rows(config)) // config.consumers
 
 
 @gluon.constexpr_function
@@ -217,6 +219,19 @@ def store_block(ctx, o, left, block: gl.constexpr):
         ctx.tensors.store_output(left.tile, row, block.stored, left.out)
         tma.store_wait(0)
         gl.barrier()
+
+
+@gluon.jit
+def start_alone(ctx, s):
+    """The state of rows of zeros `s` that have seen no key, for `step_softmax`."""
+    zero = lane_sum(as_quads(s))
+    m = zero - float("inf")
+    if ctx.mods.score is not None or ctx.config.products:
+        return SoftmaxState(m, zero, ())
+    elif weights_first(ctx.config, None):
+        return SoftmaxState(m, zero, zero + exponent_scale(ctx))
+    else:
+        return SoftmaxState(m, zero, limit(False, ctx.has_lse))
 
 
 @gluon.aggregate

@@ -9,6 +9,7 @@ from warpattn.problem.operands import Features
 
 from ...nvidia.clipped_rows import tile_box
 from ...pieces.signature import ALIGNED, kernel_source
+from ..partial_rows import box_heads
 from ..signature import attention_source, map_types
 from .config import SM90Config
 from .context import output_type
@@ -24,10 +25,10 @@ def prefill_source(args: Mapping[str, Any], config: SM90Config, features: Featur
         return map_types([tile_box(rows, cols, False, packed) for cols in widths], dtype)
 
     given = {
-        "q_maps": maps(config.rows, config.qk_parts, config.box_heads, query_type(config)),
+        "q_maps": maps(config.rows, config.qk_parts, box_heads(config), query_type(config)),
         "k_maps": maps(config.block_n, config.qk_parts, 1, stored_type(config)),
         "v_maps": maps(config.v_rows, config.v_columns, 1, stored_type(config)),
-        "o_maps": maps(config.rows, config.store_parts, config.box_heads, output_type(config)),
+        "o_maps": maps(config.rows, config.store_parts, box_heads(config), output_type(config)),
     }
     return attention_source(prefill_kernel, args, config, features, given)
 

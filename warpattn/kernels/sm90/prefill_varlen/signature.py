@@ -11,6 +11,7 @@ from warpattn.problem.operands import Features
 from ...nvidia.clipped_rows import tile_box
 from ...nvidia.order_kernel import order_kernel
 from ...pieces.signature import captured_types, kernel_source, modifier_functions
+from ..partial_rows import box_heads
 from ..prefill.context import output_type
 from ..prefill.eight_bit.rings import query_type, stored_type
 from ..signature import attention_source, map_types
@@ -32,8 +33,8 @@ def prefill_varlen_source(args: Mapping[str, Any], config: VarlenConfig, feature
         return map_types([tile_box(rows, cols, True, packed) for cols in widths], dtype)
 
     given = {
-        "q_maps": maps(tiles.rows, tiles.qk_parts, tiles.box_heads, query_type(tiles)),
-        "o_maps": maps(tiles.rows, tiles.store_parts, tiles.box_heads, output_type(tiles)),
+        "q_maps": maps(tiles.rows, tiles.qk_parts, box_heads(tiles), query_type(tiles)),
+        "o_maps": maps(tiles.rows, tiles.store_parts, box_heads(tiles), output_type(tiles)),
     }
     stored, copied = stored_type(tiles), config.page_size and not config.box
     if not copied:

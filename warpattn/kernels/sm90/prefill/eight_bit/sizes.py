@@ -25,7 +25,8 @@ class EightBitSizes(WithOperands):
         padded_qk: int
         padded_v: int
         q_bytes: int
-        used_rows: int
+        wg_tokens: int
+        packed: int
         operand: Element
         products: bool
         converts: bool
@@ -59,7 +60,7 @@ class EightBitSizes(WithOperands):
     @property
     def loaded_q_bytes(self) -> int:
         """Bytes of a query tile that TMA loads."""
-        return self.q_bytes // self.rows * self.used_rows // (2 if self.widens_queries else 1)
+        return self.q_bytes // self.rows * self.wg_tokens * self.packed // (2 if self.widens_queries else 1)
 
     @cached_property
     def scale_bytes(self) -> int:

@@ -15,13 +15,13 @@ there the maximum is computed at once.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ....pieces.scales import LARGEST_IN_BYTES, lowered
 from ....pieces.softmax import (
-    LARGEST_IN_BYTES,
     SoftmaxState,
     as_quads,
     exponent,
     lane_max,
-    lowered,
+    lane_sum,
     quad_max,
     row_scale,
     warp_any,
@@ -75,7 +75,17 @@ def unpack_bytes(packed, dtype: gl.constexpr):
 
 
 @gluon.jit
-def step_in_bytes(state, s, c, move_all):
+def start_bytes(s, c):
+    """`softmax_start` with a reference that is `LIFT` exponents lower. Its p is not packed."""
+    quads = as_quads(s)
+    m = lowered(quad_max(lane_max(quads)), c, LIFT)
+    factor = row_scale(m, c, LARGEST_IN_BYTES)
+    p = weights(quads, m, factor)
+    return SoftmaxState(m, lane_sum(p), factor), p
+
+
+@gluon.jit
+def step_bytes(state, s, c, move_all):
     """`softmax_step` that returns packed e4m3 weights. With `move_all` none are computed with the old references."""
     quads = as_quads(s)
     m, factor = state.m, state.guard
